@@ -19,8 +19,8 @@ from typing import Any
 
 from weft.bench.subject import OutOfMemoryError
 from weft.bench.worker_process import WorkerProcess
-from weft.checkpoints.config import read_config
 from weft.checkpoints.resolve import is_path, model_dir
+from weft.deploy.choosing import exports_in
 from weft.devices import NO_CUDA
 from weft.errors import UsageError
 from weft.memory import available_gib
@@ -108,7 +108,7 @@ def speed(
     """
     _check_choices(ways, precisions, batch_sizes, rounds, threads, device)
     names = [str(model) for model in models]
-    exports = {name for name in names if is_path(name) and "artefact" in read_config(model_dir(name))}
+    exports = {name for name in names if is_path(name) and exports_in(model_dir(name))}
     if exports and device == "cuda":
         raise UsageError(f"Exports run on the CPU; got {min(exports)} with device cuda. Measure it with --device cpu.")
     for name in names:

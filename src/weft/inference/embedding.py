@@ -20,6 +20,7 @@ from weft.inference.features import FeatureReader, classifiers, unit_length
 from weft.inference.inputs import image_files, settings_of
 from weft.inference.prediction import prepared_batches
 from weft.inference.predictor import NonFiniteError, Predictor
+from weft.inference.torch_model import torch_model
 from weft.notebook import described
 from weft.progress import counting, obeys_quiet, quietly, say
 from weft.recipes import Recipe
@@ -192,7 +193,7 @@ def feature_predictor(run: str | Path, settings: Recipe) -> Predictor:
         fold=False,
         max_pixels=settings.data.max_pixels,
     )
-    classifiers(predictor.source_model)
+    classifiers(torch_model(predictor.model).network)
     return predictor
 
 
@@ -205,8 +206,9 @@ def read_files(predictor: Predictor, paths: Sequence[str], batch_size: int) -> E
     if note := value_note(paths, predictor.preprocessing.value_range, predictor.max_pixels):
         say(note)
     used, errors, rows = [], [], []
+    model = torch_model(predictor.model)
     with (
-        FeatureReader(predictor.model, predictor.runtime) as reader,
+        FeatureReader(model.running, model.runtime) as reader,
         counting(len(paths), task_name="features") as advance,
     ):
         for batch in prepared_batches(predictor, paths, batch_size):

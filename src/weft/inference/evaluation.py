@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import math
@@ -10,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 
-from weft.checkpoints.unknown import detector_of
 from weft.data import Source
 from weft.data.bit_depth import range_note
 from weft.data.folder import check_outside
@@ -20,7 +19,6 @@ from weft.files import check_out_dir, make_dir, write_text
 from weft.inference.arguments import check_other, check_outside_images, image_files, range_advice
 from weft.inference.error_gallery import explained_errors
 from weft.inference.feature_map import drawn_of, feature_map
-from weft.inference.features import classifier_inputs
 from weft.inference.inputs import (
     evaluation_batches,
     images_of,
@@ -34,7 +32,7 @@ from weft.inference.metrics import Evaluation, UnknownResult, accuracy_lines, co
 from weft.inference.predictor import NO_DETECTOR, NonFiniteError, Predictor
 from weft.inference.real_labels import check_listed, read_real_labels, real_score
 from weft.inference.report import FIGURES, write_report
-from weft.inference.torch_backend import Mirrored
+from weft.inference.torch_model import TorchModel
 from weft.inference.unknown import compare_scores, scores_of_files
 from weft.intervals import accuracy_text
 from weft.models.imagenet import recognized
@@ -123,18 +121,19 @@ def evaluate(
         mirror=tta,
         max_pixels=settings.data.max_pixels,
     )
-    if other is not None and detector_of(predictor.source_model) is None:
+    if other is not None and predictor.model.info.detector is None:
         raise UsageError(NO_DETECTOR)
     rejection = None if reject_at_error is None else predictor.reject_at(reject_at_error)
     trained_with = recipe_of(Path(run))
     num_classes = len(predictor.classes)
     labels = None if real_labels is None else read_real_labels(real_labels, num_classes)
-    splits = open_labelled(data, predictor.label_names, num_classes, settings, trained_with, test=split == "test")
+    names = predictor.model.info.label_names
+    splits = open_labelled(data, names, num_classes, settings, trained_with, test=split == "test")
     images = images_of(Path(run))
     split, source, excluded, trained_on = select_split(splits, split, data, trained_with, images)
     if labels is not None:
         check_listed(labels, [name_of(source, place) for place in range(len(source))])
-    among = _classes_there(source, predictor.label_names)
+    among = _classes_there(source, names)
     if among is not None:
         say(
             f"The data have {len(among):,} of the model's {num_classes:,} classes; results are over these alone,"
@@ -147,7 +146,7 @@ def evaluate(
         say(note)
     if trained_on and split != "train":
         say(f"The model was trained on {trained_on:,} of these images, so the accuracy is too high.")
-    is_unknown = trained_on is None and trained_with is None and recognized(predictor.label_names) is None
+    is_unknown = trained_on is None and trained_with is None and recognized(names) is None
     if is_unknown and split == "all":
         say(
             "This model is not in its run directory, so which images it was trained on is not known. If it was"
@@ -183,35 +182,28 @@ def _measured(
     Raises:
         NonFiniteError: an output is not finite.
     """
-    batches = evaluation_batches(source, predictor.source_model, int(settings.batch_size), settings.workers)
-    is_drawn = np.isin(np.arange(len(source)), drawn)
-    network = predictor.source_model
-    passes = 2 if isinstance(predictor.model, Mirrored) else 1
+    batches = evaluation_batches(source, predictor.model.info, int(settings.batch_size), settings.workers)
+    is_drawn, done = np.isin(np.arange(len(source)), drawn), 0
     features: list[np.ndarray] = []
-    with (
-        classifier_inputs(network) if len(drawn) else contextlib.nullcontext([]) as inputs,
-        counting(len(source)) as advance,
-    ):
 
-        def on_batch(count: int) -> None:
-            nonlocal is_drawn
-            if inputs:
-                of_images = inputs[: len(inputs) // passes]  # without those of mirror images
-                features.append(np.concatenate([part.numpy() for part in of_images], axis=1)[is_drawn[:count]])
-            is_drawn = is_drawn[count:]
-            inputs.clear()
-            advance(count)
+    def logits_of(images: torch.Tensor) -> torch.Tensor:
+        nonlocal done
+        outputs = predictor.run(images.numpy(), features=len(drawn) > 0)
+        if outputs.features is not None:
+            features.append(outputs.features[is_drawn[done : done + len(images)]])
+        done += len(images)
+        return torch.from_numpy(outputs.logits)
 
+    with counting(len(source)) as advance:
         result = measure(
-            predictor.model,
+            logits_of,
             batches,
             classes,
-            predictor.runtime,
             among=among,
             temperature=predictor.temperature,
             key_of=lambda place: name_of(source, place),
             excluded=excluded,
-            on_batch=on_batch,
+            on_batch=advance,
         )
     if not math.isfinite(result.loss):
         raise NonFiniteError
@@ -257,7 +249,7 @@ def _write(
         title,
         summary,
         result,
-        errors=explained_errors(predictor.source_model, source, result.mistakes),
+        errors=explained_errors(predictor, source, result.mistakes),
         features=feature_map(features, result, drawn_of(result.count)),
     )
     write_text(out / "evaluation.json", json.dumps(arguments | result.as_dict(), indent=2) + "\n")
@@ -265,15 +257,18 @@ def _write(
 
 def _unknown(predictor: Predictor, source: Source, other: str | Path, settings: Recipe) -> UnknownResult:
     """Compare the scores of the evaluated images with those of images that show none of the classes."""
-    folded = Predictor(predictor.source_model, runtime=predictor.runtime, max_pixels=predictor.max_pixels)
+    model = predictor.model
+    if isinstance(model, TorchModel):
+        model = TorchModel(model.network, runtime=model.runtime)  # folded
+    folded = Predictor(model, max_pixels=predictor.max_pixels)
     detector = folded.detector
     assert detector is not None
     assert detector.threshold is not None
     batch_size = int(settings.batch_size)
-    batches = evaluation_batches(source, predictor.source_model, batch_size, settings.workers)
+    batches = evaluation_batches(source, model.info, batch_size, settings.workers)
     with counting(len(image_files(other)), task_name="other images") as count:
         others = scores_of_files(folded, other, batch_size, count)
-    known = np.concatenate([folded.scores(images) for images, _ in batches])
+    known = np.concatenate([folded.scores(images.numpy()) for images, _ in batches])
     return compare_scores(known, others, detector.threshold.value)
 
 

@@ -17,8 +17,7 @@ from weft.files import make_dir, write_text, writing
 from weft.inference.arguments import check_outside_images, value_note
 from weft.inference.inputs import class_number, image_files, settings_of
 from weft.inference.predictor import Predictor
-from weft.interpret import Explanation, explain
-from weft.interpret.explaining import check_explainable
+from weft.interpret import Explanation
 from weft.interpret.overlay import overlaid
 from weft.notebook import ImageList, described
 from weft.progress import counting, obeys_quiet, say
@@ -114,8 +113,8 @@ def explain_run(
         fold=False,
         max_pixels=settings.data.max_pixels,
     )
-    model, names = predictor.source_model, predictor.classes
-    check_explainable(model, grad_cam)  # before anything is written
+    names = predictor.classes
+    predictor.check_gradients(grad_cam)  # before anything is written
     number = None if label is None else class_number(label, names)
     paths = image_files(images)[: settings.data.limit]
     folder = Path(out)
@@ -133,7 +132,7 @@ def explain_run(
             except BadImage as error:
                 results.append(FileExplanation(printable(path), error=str(error)))
                 continue
-            explanation = explain(model, tensor, label=number, grad_cam=grad_cam)
+            explanation = predictor.explain(tensor, number, grad_cam=grad_cam)
             stem = _unused_name(Path(path).stem, used)
             _write(folder / stem, explanation, names, printable(Path(path).name))
             share = float(explanation.probabilities[explanation.label])

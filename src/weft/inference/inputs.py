@@ -15,6 +15,7 @@ from weft.data.fingerprint import Fingerprint
 from weft.data.loader import ImageLoader
 from weft.data.order import WHOLE, Share
 from weft.data.source import pixel_limit
+from weft.deploy.model import ModelInfo
 from weft.errors import DataError, UsageError, unknown
 from weft.inference.arguments import image_files as image_files
 from weft.inference.arguments import recipe_of as recipe_of
@@ -29,7 +30,7 @@ from weft.text import first_few, printable
 
 
 def evaluation_batches(
-    source: Source, model: nn.Module, batch_size: int, workers: int, *, share: Share = WHOLE
+    source: Source, model: nn.Module | ModelInfo, batch_size: int, workers: int, *, share: Share = WHOLE
 ) -> ImageLoader:
     """Load all images in their order, with the preprocessing of a model; with several processes, the share of this one.
 

@@ -11,16 +11,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from weft import markup
 from weft.data.loader import ImageLoader
 from weft.inference.probabilities import ranked, softmax
 from weft.inference.real_labels import RealScore
-from weft.inference.torch_backend import infer
 from weft.intervals import Estimate, accuracy_text, interval_of, too_few_text
-from weft.models.contract import evaluation_mode
 from weft.notebook import described
 from weft.runtime import Runtime
 from weft.text import count, first_few
@@ -345,10 +343,10 @@ def _bins(sure: np.ndarray) -> np.ndarray:
 
 
 def measure(
-    model: nn.Module,
+    logits_of: Callable[[Tensor], Tensor],
     batches: Iterable[tuple[Tensor, Tensor]],
     classes: Sequence[str],
-    runtime: Runtime,
+    runtime: Runtime | None = None,
     *,
     among: Sequence[int] | None = None,
     temperature: float = 1.0,
@@ -359,10 +357,10 @@ def measure(
     """Run a model over images. With several processes each runs its share, and every image counts once.
 
     Args:
-        model: evaluated in evaluation mode; the mode of its modules is restored afterwards.
+        logits_of: function from images (b c h w) to logits (b classes), float32 on the CPU.
         batches: (images (b c h w), labels (b)) pairs; with several processes an `ImageLoader`, which knows its share.
         classes: names of the model's outputs.
-        runtime: device, precision and processes.
+        runtime: processes that share the images; None for this one alone.
         among: outputs to compare, ascending, which include all labels; the results are over these classes alone. None:
             all outputs.
         temperature: divisor of the logits in probabilities; the loss is without it.
@@ -374,13 +372,13 @@ def measure(
         The results; `loss` is nan if an output is not finite.
     """
     columns: list[tuple[np.ndarray, ...]] = []
-    with evaluation_mode(model):
-        for images, labels in batches:
-            columns.append(_columns(infer(model, images, runtime), labels, among, temperature))
-            on_batch(len(labels))
+    for images, labels in batches:
+        columns.append(_columns(logits_of(images), labels, among, temperature))
+        on_batch(len(labels))
     mine = [np.concatenate(parts) for parts in zip(*columns, strict=True)]
     places = batches.places() if isinstance(batches, ImageLoader) else np.arange(sum(len(part[0]) for part in columns))
-    gathered = [own for own in runtime.gather([places, *mine]) if len(own) > 1]  # a process may have no image
+    shares = [[places, *mine]] if runtime is None else runtime.gather([places, *mine])
+    gathered = [own for own in shares if len(own) > 1]  # a process may have no image
     places, *values = (np.concatenate(parts) for parts in zip(*gathered, strict=True))
     order = np.argsort(places)
     true, predicted, confidence, rank, losses, is_top_of_all = (column[order] for column in values)

@@ -25,6 +25,7 @@ from weft.inference.features import logits_of, read_features, unit_length
 from weft.inference.inputs import JoinedSource, SourcePart, evaluation_batches, images_of, recipe_of
 from weft.inference.predictor import Predictor
 from weft.inference.probabilities import ranked
+from weft.inference.torch_model import torch_model
 from weft.intervals import accuracy_text
 from weft.progress import counting, obeys_quiet, quietly, say
 from weft.runtime import Runtime
@@ -145,7 +146,7 @@ def label(
         check_outside_images(out, images)
         check_out_dir(Path(out), CONTENTS, force=force)
     predictor = feature_predictor(run, settings)
-    if predictor.label_names is None:
+    if predictor.model.info.label_names is None:
         raise CheckpointError(f"Labels are class names; the model {printable(str(run))} has none. Pass a run.")
     files, num_labelled = _files_without_label(Path(run), images)
     unlabelled = read_files(predictor, files[: settings.data.limit], int(settings.batch_size))
@@ -281,15 +282,16 @@ def _features(predictor: Predictor, source: Source | None, batch_size: int) -> t
     if source is None or not len(source):
         return np.empty((0, 0)), np.empty(0, int)
     part = SourcePart(source, stratified_subset(source.keys, source.labels, MAX_LABELLED, seed=0))
-    batches = evaluation_batches(part, predictor.source_model, batch_size, 0)
+    model = torch_model(predictor.model)
+    batches = evaluation_batches(part, model.info, batch_size, 0)
     with counting(len(part), task_name="features of labelled images") as advance:
-        features, labels = read_features(predictor.model, batches, predictor.runtime, advance, is_mirrored=False)
+        features, labels = read_features(model.running, batches, model.runtime, advance, is_mirrored=False)
     return np.concatenate([own[:, 0] for own in features], axis=1), labels
 
 
 def _probabilities(predictor: Predictor, features: np.ndarray) -> np.ndarray:
     """Return the calibrated class probabilities (images classes) for features (images features)."""
-    logits = logits_of(predictor.source_model, features).astype(np.float64)
+    logits = logits_of(torch_model(predictor.model).network, features).astype(np.float64)
     return softmax(logits / predictor.temperature, axis=1)
 
 

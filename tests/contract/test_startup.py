@@ -317,8 +317,6 @@ REFUSED = {
     "embed model photos --out x.npy --batch-size 0": "batch_size must be",
     "similar model x.png photos": "x.png cannot be used",
     "similar model photos/cat/a.png nowhere": "nowhere cannot be used",
-    "similar model x.png photos --out full": "must be new or empty",
-    "similar model x.png photos --out photos": "must be outside the data folder",
     "similar model x.png photos --top-k 0": "top_k must be",
     "similar model x.png photos --json --csv": "exclude each other",
     "label model nowhere": "nowhere cannot be used",

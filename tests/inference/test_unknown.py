@@ -13,6 +13,7 @@ from torch import nn
 
 from tests.helpers import lively
 from tests.train.conftest import paint
+from weft import markup
 from weft.checkpoints import load_model_dir, save_model_dir
 from weft.checkpoints.unknown import (
     FILE,
@@ -152,9 +153,9 @@ def test_a_run_has_a_threshold_of_its_other_images(run: Path, noise: Path) -> No
     assert name == "images of no class"
     assert value.startswith(f"threshold {record['value']:.2f}; AUROC {record['auroc']:.3f}; unknown are ")
     assert f"{record['other_unknown']} of 12 other images" in value
-    report = (run / "report" / "report.md").read_text()
-    assert f"calibration: {calibration}" in report
-    assert f"images of no class: {value}" in report
+    report = (run / "report" / "report.html").read_text()
+    assert f"<dt>calibration</dt><dd>{markup.escaped(calibration)}</dd>" in report
+    assert f"<dt>images of no class</dt><dd>{markup.escaped(value)}</dd>" in report
 
 
 @pytest.mark.parametrize("other", ["none", "empty", "no_images"])

@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="also measure how well images that show none of the classes are detected",
     )
-    add_common(parser, "--out", out="report.html, report.md, figures, evaluation.json")
+    add_common(parser, "--out", out="report.html, evaluation.json")
     add_common(parser, "--force", "--json")
     parser.add_argument("--csv", action="store_true", help=f"print the scores of each class as CSV; {NO_FORMULA}")
     add_common(parser, "--quiet")

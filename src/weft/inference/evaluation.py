@@ -33,7 +33,7 @@ from weft.inference.inputs import (
 from weft.inference.metrics import Evaluation, UnknownResult, accuracy_lines, confidence_lines, measure
 from weft.inference.predictor import NO_DETECTOR, NonFiniteError, Predictor
 from weft.inference.real_labels import check_listed, read_real_labels, real_score
-from weft.inference.report import FIGURES, write_report
+from weft.inference.report import write_report
 from weft.inference.torch_backend import Mirrored
 from weft.inference.unknown import compare_scores, scores_of_files
 from weft.intervals import accuracy_text
@@ -50,7 +50,7 @@ SPLIT_NAMES = {
     "all": "all images",
     "new": "the images that the model was not trained on",
 }
-CONTENTS = ("report.md", "report.html", *FIGURES, "evaluation.json")  # files that `evaluate` writes
+CONTENTS = ("report.html", "evaluation.json")  # files that `evaluate` writes
 
 
 @obeys_quiet

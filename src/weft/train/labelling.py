@@ -22,10 +22,12 @@ from weft.files import check_out_dir, make_dir, write_table
 from weft.inference.arguments import check_outside_images, image_files, settings_of
 from weft.inference.embedding import feature_predictor, none_readable, read_files
 from weft.inference.features import logits_of, read_features, unit_length
+from weft.inference.image_card import image_gallery
 from weft.inference.inputs import JoinedSource, SourcePart, evaluation_batches, images_of, recipe_of
 from weft.inference.predictor import Predictor
 from weft.inference.probabilities import ranked
 from weft.intervals import accuracy_text
+from weft.pages import Lead, Section, Table, write_page
 from weft.progress import counting, obeys_quiet, quietly, say
 from weft.runtime import Runtime
 from weft.text import printable
@@ -37,7 +39,7 @@ UNCERTAIN_SHARE = 0.5  # of the images, by margin: the candidates (benchmarks/fe
 MAX_LABELLED = 2_000  # training images, and held-out images, of the run whose features are computed
 MAX_SIMILARITIES = 10_000_000  # in memory, of images without labels to labelled ones
 NEXT, PROPOSED = "next.csv", "proposed.csv"
-CONTENTS = (NEXT, PROPOSED, "report.md", "report.html", "next.png")
+CONTENTS = (NEXT, PROPOSED, "report.html")
 SHOWN = 50  # images in the report
 
 
@@ -320,19 +322,15 @@ def _write_tables(folder: Path, result: Labelling, labelled: Sequence[tuple[str,
 
 
 def _write_report(folder: Path, run: str, result: Labelling, min_probability: float) -> None:
-    from weft.inference.image_grid import image_grid  # matplotlib
-    from weft.pages import Lead, Section, Table, write_page
-
     def table(rows: Sequence[LabelProposal]) -> Table:
         cells = [(printable(row.image), row.label, f"{row.probability:.3f}") for row in rows]
         return ("image", "most probable class", "probability"), cells
 
     shown, num_next, num_proposed = result.next[:SHOWN], len(result.next), len(result.proposed)
     titles = [f"{rank}: {row.label}, {100 * row.probability:.0f} %" for rank, row in enumerate(shown, 1)]
-    figure = image_grid([row.image for row in shown], titles)
-    figures = {"next.png": (figure, "Images to label next, with the most probable class")}
+    images = image_gallery([row.image for row in shown], titles)
     text = f"Uncertain images that differ from each other, most useful first. Write their labels into {NEXT}."
-    sections = [Section("To label next", text, figures, table=table(result.next))]
+    sections = [Section("To label next", text, html=images, table=table(result.next))]
     if result.proposed:
         sections.append(Section("Proposed labels", table=table(result.proposed)))
     summary = [

@@ -28,7 +28,7 @@ from weft.data.split import stratified_subset
 from weft.inference.calibration import MAX_IMAGES, fit_temperature
 from weft.inference.inputs import SourcePart, evaluation_batches, recipe_of
 from weft.inference.metrics import calibration_error
-from weft.inference.torch_backend import infer
+from weft.inference.torch_model import infer
 from weft.runtime import Runtime
 
 FILE = Path(__file__).parent / "calibration.csv"

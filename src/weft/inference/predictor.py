@@ -167,11 +167,10 @@ class Predictor:
         batch_size: int = 1,
         log: Callable[[str], None] = lambda text: None,
     ) -> Predictor:
-        """Load the fastest of a run's exports and its best model, as `weft.inference.opening.open_fastest`, and warm it
-        up."""
+        """Load the fastest of a run's exports and its best model, as `weft.inference.opening.open_fastest`."""
         how = {"runtime": runtime, "device": device, "precision": precision}
         model = open_fastest(run, **how, batch_size=batch_size, log=log)
-        return cls(model, max_pixels=_pixel_limit(run)).warmed_up(batch_size)
+        return cls(model, max_pixels=_pixel_limit(run))
 
     def reject_at(self, error: float) -> Rejection:
         """Return the threshold below which predictions are rejected.

@@ -137,7 +137,8 @@ class Service:
         """
         predictor, keys = load_predictor(self.settings), ("architecture", "runtime", "precision", "input")
         is_alike = all(predictor.metadata.get(key) == self.predictor.metadata.get(key) for key in keys)
-        return predictor, self.max_batch if is_alike else _max_batch(self.settings, predictor)
+        max_batch = self.max_batch if is_alike else _max_batch(self.settings, predictor)
+        return predictor.warmed_up(max_batch), max_batch
 
     async def _reload(self) -> None:
         try:
@@ -325,7 +326,7 @@ def create_app(settings: Settings, predictor: Predictor | None = None) -> FastAP
 
 
 def load_predictor(settings: Settings) -> Predictor:
-    """Load the model of a service and warm it up, with the threads of the settings."""
+    """Load the model of a service, with the threads of the settings."""
     if settings.threads is not None:
         set_num_threads(settings.threads)
     predictor = Predictor.open(
@@ -358,13 +359,17 @@ async def _no_other_worker_reloads() -> AsyncIterator[None]:
 
 def _loaded(settings: Settings, predictor: Predictor | None = None) -> tuple[Predictor, int]:
     """Return a predictor, which is loaded unless it is given, and the limit of its batches."""
-    predictor = predictor or load_predictor(settings)
-    return predictor, _max_batch(settings, predictor)
+    if predictor is not None:
+        return predictor, _max_batch(settings, predictor)
+    predictor = load_predictor(settings)
+    max_batch = _max_batch(settings, predictor)
+    return predictor.warmed_up(max_batch), max_batch
 
 
 def _max_batch(settings: Settings, predictor: Predictor) -> int:
     if settings.max_batch is not None and settings.max_latency_ms is None:
         return settings.max_batch
+    predictor.model.compile_for(())  # for a fair measurement; the sizes of the traffic follow from it
     blank = predictor.preprocessing.pixels(Image.new("RGB", (1, 1)))
 
     def seconds(size: int) -> float:

@@ -30,7 +30,7 @@ from weft.checkpoints.resolve import CHOICE
 from weft.deploy.formats import MAX_BATCH, MAX_SIZES, runs_int8
 from weft.deploy.model import Model
 from weft.errors import CheckpointError, StorageError, UsageError, WeftError
-from weft.files import cache_file, sha256_of, write_text
+from weft.files import cache_file, sha256_of, write_file
 from weft.models.contract import preprocessing
 from weft.processor import cpu_flags, cpu_name, has_bf16, limits, num_threads, processor_class
 from weft.progress import working
@@ -356,7 +356,7 @@ def read_choice(folder: Path) -> Choice:
 
 def write_choice(folder: Path, choice: Choice) -> None:
     """Write chosen.json."""
-    write_text(folder / CHOICE, TypeAdapter(Choice).dump_json(choice, indent=2).decode() + "\n")
+    write_file(folder / CHOICE, TypeAdapter(Choice).dump_json(choice, indent=2).decode() + "\n")
 
 
 def recall(key: str) -> str | None:
@@ -374,7 +374,7 @@ def remember(key: str, chosen: str) -> None:
     with contextlib.suppress(OSError, StorageError):
         if file is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
-            write_text(file, json.dumps({"chosen": chosen}) + "\n")
+            write_file(file, json.dumps({"chosen": chosen}) + "\n")
 
 
 def _key(candidates: Sequence[Candidate], batch_sizes: Sequence[int], settings: Sequence[object]) -> str:

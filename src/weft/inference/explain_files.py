@@ -13,7 +13,7 @@ import numpy as np
 
 from weft import markup
 from weft.data import BadImage
-from weft.files import make_dir, write_text, writing
+from weft.files import check_output, new_directory, write_file
 from weft.inference.arguments import check_outside_images, value_note
 from weft.inference.inputs import class_number, image_files, settings_of
 from weft.inference.predictor import Predictor
@@ -114,17 +114,20 @@ def explain_run(
         max_pixels=settings.data.max_pixels,
     )
     names = predictor.classes
-    predictor.check_gradients(grad_cam)  # before anything is written
+    predictor.check_gradients(grad_cam)
     number = None if label is None else class_number(label, names)
     paths = image_files(images)[: settings.data.limit]
-    folder = Path(out)
-    make_dir(folder, [INDEX, *_written_before(folder)], force=force)
+    owned = [INDEX, *_written_before(Path(out))]
+    check_output(Path(out), owned, force=force)
 
     if note := value_note(paths, predictor.preprocessing.value_range, predictor.max_pixels):
         say(note)
     results = ImageList[FileExplanation]()
     used: set[str] = set()
-    with counting(len(paths), task_name="explaining") as advance:
+    with (
+        new_directory(Path(out), owned, force=force) as folder,
+        counting(len(paths), task_name="explaining") as advance,
+    ):
         for path in paths:
             advance(1)
             try:
@@ -137,8 +140,8 @@ def explain_run(
             _write(folder / stem, explanation, names, printable(Path(path).name))
             share = float(explanation.probabilities[explanation.label])
             files = f"{stem}.png", f"{stem}.npz"
-            results.append(FileExplanation(printable(path), names[explanation.label], share, *files, folder=folder))
-    write_text(folder / INDEX, json.dumps([row.as_dict() for row in results], indent=2) + "\n")
+            results.append(FileExplanation(printable(path), names[explanation.label], share, *files, folder=Path(out)))
+        write_file(folder / INDEX, json.dumps([row.as_dict() for row in results], indent=2) + "\n")
     return results
 
 
@@ -150,10 +153,9 @@ def _write(stem: Path, explanation: Explanation, names: Sequence[str], title: st
         if (array := getattr(explanation, name)) is not None:
             arrays[name] = array
     arrays |= {"picture": explanation.image, "probabilities": explanation.probabilities}
-    with writing(stem.parent):
-        figure = panels(explanation, names, title)
-        figure.savefig(stem.with_name(f"{stem.name}.png"), dpi=130, metadata={"Software": None})
-        np.savez_compressed(stem.with_name(f"{stem.name}.npz"), **arrays)
+    figure = panels(explanation, names, title)
+    figure.savefig(stem.with_name(f"{stem.name}.png"), dpi=130, metadata={"Software": None})
+    np.savez_compressed(stem.with_name(f"{stem.name}.npz"), **arrays)
 
 
 def _unused_name(stem: str, used: set[str]) -> str:

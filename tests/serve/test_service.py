@@ -826,7 +826,7 @@ def test_a_reload_that_is_asked_for_during_another_one_follows_it(
     def load(settings: Settings) -> Any:
         loads.append(len(loads))
         go.wait(20)
-        return SimpleNamespace(metadata={"runtime": "onnx", "precision": f"of load {loads[-1]}"})
+        return SimpleNamespace(metadata={"runtime": "onnx", "precision": f"of load {loads[-1]}"}, warmed_up=str)
 
     monkeypatch.setattr(app, "load_predictor", load)
 
@@ -854,7 +854,7 @@ def test_the_limit_of_batches_stays_for_a_model_that_runs_alike(
         client.service.begin_reload()
         await until(lambda: not client.service.is_reloading)
         assert client.service.batcher.max_batch == client.service.max_batch == 7
-        other = SimpleNamespace(metadata=client.service.predictor.metadata | {"runtime": "onnx"})
+        other = SimpleNamespace(metadata=client.service.predictor.metadata | {"runtime": "onnx"}, warmed_up=str)
         monkeypatch.setattr(app, "load_predictor", lambda settings: other)
         client.service.begin_reload()
         await until(lambda: not client.service.is_reloading)
@@ -1027,7 +1027,7 @@ def test_a_token_is_what_a_header_can_hold(token: str, model_dir: Path) -> None:
 
 def test_workers_reload_one_after_another(model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     replies = [False, False, True]
-    new = SimpleNamespace(metadata={"runtime": "onnx", "precision": "int8"})
+    new = SimpleNamespace(metadata={"runtime": "onnx", "precision": "int8"}, warmed_up=str)
     monkeypatch.setattr(app, "lock_file", lambda descriptor: replies.pop(0))
 
     def load(settings: Settings) -> Any:

@@ -13,7 +13,7 @@ import weft
 from tests.helpers import lively
 from weft.data import open_data
 from weft.inference import Predictor, TorchModel
-from weft.inference.error_gallery import MAX_ERRORS, explained_errors, gallery_figure, gallery_html
+from weft.inference.error_gallery import MAX_ERRORS, explained_errors, gallery_html
 from weft.inference.metrics import Mistake
 
 pytestmark = pytest.mark.figures
@@ -42,9 +42,6 @@ def wrong(count: int) -> list[Mistake]:
 def test_each_image_and_its_map(name, photos):
     model, source = lively(name, num_classes=2), open_data(photos).train
     errors = explained_errors(predictor(model), source, wrong(3))
-    figure = gallery_figure(errors)
-    assert [len(axes.get_images()) for axes in figure.axes] == [1] * 6
-    assert figure.subfigs[0].get_suptitle() == "true class: a\npredicted: \\$b, 90 %"
     for error in errors:
         assert error.overlay is not None
         assert error.overlay.shape == error.image.shape == (32, 32, 3)
@@ -57,7 +54,7 @@ def test_each_image_and_its_map(name, photos):
 
 def test_at_most_so_many(photos):
     errors = explained_errors(predictor(lively("levit_nano_32", num_classes=2)), open_data(photos).train, wrong(13))
-    assert len(gallery_figure(errors).axes) == 2 * MAX_ERRORS
+    assert len(errors) == MAX_ERRORS
 
 
 def test_an_image_that_is_gone_is_left_out(photos):
@@ -77,5 +74,4 @@ def test_nothing_to_look_into(photos):
     ):
         errors = explained_errors(predictor(network), source, wrong(2))
         assert [error.overlay for error in errors] == [None, None]
-        assert len(gallery_figure(errors).axes) == 2
         assert gallery_html(errors).count("<img ") == 2

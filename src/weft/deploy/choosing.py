@@ -15,7 +15,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -135,32 +135,40 @@ def exports_of(model: Path, log: Callable[[str], None] = lambda text: None) -> l
 def _exports_of(model: Path, places: Sequence[Path], log: Callable[[str], None]) -> list[Candidate]:
     """Return the exports below `places` of the weights of `model`, which is a model directory or an export."""
     config, exports, weights = read_config(model), dict[str, Candidate](), None
-    for folder in sorted({folder for place in places for folder in place.glob("*/")}):
-        inside = sorted(folder.glob("*/")) if (folder / CHOICE).is_file() else [folder]
-        for path in inside if not folder.name.startswith(".") else ():  # .NAME.PID.part is not verified yet
-            try:
-                if not (path / CONFIG).is_file() or "artefact" not in (other := read_config(path)):
-                    continue
-                if _identity(other) != _identity(config):
-                    continue  # of another model
-                if (path / CONFIG).stat().st_uid != (model / CONFIG).stat().st_uid:
-                    log(f"the export {printable(str(path))} is skipped: it belongs to another user than the model.")
-                    continue
-            except OSError:  # not readable, as /root next to /model in a container
+    for path in _folders(places):
+        name = printable(str(path))
+        try:
+            if not (path / CONFIG).is_file() or "artefact" not in (other := read_config(path)):
                 continue
-            except CheckpointError as error:
-                log(f"the directory {printable(str(path))} is skipped: {error}")
+            if _identity(other) != _identity(config):
+                continue  # of another model
+            if (path / CONFIG).stat().st_uid != (model / CONFIG).stat().st_uid:
+                log(f"the export {name} is skipped: it belongs to another user than the model.")
                 continue
-            weights = weights or _weights_hash(model, config)
-            if other["artefact"].get("weights_sha256") != weights:
-                log(
-                    f"the export {printable(str(path))} is skipped: it does not record that it was made from these"
-                    " weights. Export the model again, or serve the export by its own path."
-                )
-                continue
-            candidate = Candidate(path, other["artefact"]["format"], other["artefact"]["precision"])
-            exports[candidate.name] = candidate
+        except OSError:  # not readable, as /root next to /model in a container
+            continue
+        except CheckpointError as error:
+            log(f"the directory {name} is skipped: {error}")
+            continue
+        weights, artefact = weights or _weights_hash(model, config), other["artefact"]
+        if artefact.get("weights_sha256") != weights:
+            log(
+                f"the export {name} is skipped: it does not record that it was made from these weights. Export the"
+                " model again, or serve the export by its own path."
+            )
+            continue
+        candidate = Candidate(path, artefact["format"], artefact["precision"])
+        exports[candidate.name] = candidate
     return [exports[name] for kind in expected_order() if (name := "-".join(kind)) in exports]
+
+
+def _folders(places: Sequence[Path]) -> Iterator[Path]:
+    """Yield the directories in which an export may be: those in `places`, and in directories of format auto there."""
+    for folder in sorted({folder for place in places for folder in place.glob("*/")}):
+        with contextlib.suppress(OSError):  # not readable
+            if folder.name.startswith("."):  # .NAME.PID.part is not verified yet
+                continue
+            yield from sorted(folder.glob("*/")) if (folder / CHOICE).is_file() else [folder]
 
 
 def _weights_hash(model: Path, config: dict[str, Any]) -> str:

@@ -131,7 +131,7 @@ def candidates(
         )
     if _is_export(source):
         exports = exports_in(source, log)
-        if chosen := [export for export in exports if export.runtime == runtime]:
+        if chosen := [export for export in exports if runtime in ("auto", export.runtime)]:
             return chosen
         formats = " or ".join(sorted({export.runtime for export in exports}))
         raise UsageError(f"runtime must be that of the export, {formats}; got {runtime}. Leave out --runtime.")

@@ -124,6 +124,11 @@ class Predictor:
             "overlay": has_attention and not mirror and is_installed("torch"),
         }
 
+    @property
+    def path(self) -> Path | None:
+        """Directory that the model was loaded from; None of a public model."""
+        return self.model.info.path
+
     @classmethod
     @obeys_quiet
     def load(
@@ -255,7 +260,7 @@ class Predictor:
         outputs = self.model.run(images, features=features, attention=attention)
         if not self.mirror:
             return outputs
-        mirrored = self.model.run(np.ascontiguousarray(images[..., ::-1]))
+        mirrored = self.model.run(images[..., ::-1])
         return outputs._replace(logits=(outputs.logits + mirrored.logits) / np.float32(2))
 
     def probabilities(self, logits: Float[np.ndarray, "b classes"]) -> Float[np.ndarray, "b classes"]:
@@ -305,16 +310,17 @@ class Predictor:
     @functools.cached_property
     def _network(self) -> Any:
         """The network that describes the attention; of an export without weights, or None if it is not weft's."""
-        if self.model.info.config is None:
-            return self.model.network  # type: ignore[attr-defined]
-        if self.model.info.family is None:
+        model: Any = self.model
+        if model.info.config is None:
+            return model.network
+        if model.info.family is None:
             return None
         import torch
 
         from weft.checkpoints.model_dir import build_from
 
         with torch.device("meta"):
-            return build_from(self.model.info.config).eval()
+            return build_from(model.info.config).eval()
 
     def _saliency(self, outputs: Outputs) -> Float[np.ndarray, "b h w"]:
         """Return the attention map to show of each image."""

@@ -71,7 +71,7 @@ class TorchModel:
 
     def run(self, images: Float[np.ndarray, "b c h w"], *, features: bool = False, attention: bool = False) -> Outputs:
         """Run one forward pass, as `weft.deploy.model.Model.run`."""
-        batch, nothing = torch.from_numpy(images), contextlib.nullcontext([])
+        batch, nothing = torch.from_numpy(np.ascontiguousarray(images)), contextlib.nullcontext([])
         with (
             classifier_inputs(self.running) if features else nothing as inputs,
             record_attention() if attention else nothing as weights,

@@ -138,7 +138,8 @@ class Service:
         predictor, keys = load_predictor(self.settings), ("architecture", "runtime", "precision", "input")
         is_alike = all(predictor.metadata.get(key) == self.predictor.metadata.get(key) for key in keys)
         max_batch = self.max_batch if is_alike else _max_batch(self.settings, predictor)
-        return predictor.warmed_up(max_batch), max_batch
+        predictor.warmed_up(max_batch)
+        return predictor, max_batch
 
     async def _reload(self) -> None:
         try:
@@ -363,7 +364,8 @@ def _loaded(settings: Settings, predictor: Predictor | None = None) -> tuple[Pre
         return predictor, _max_batch(settings, predictor)
     predictor = load_predictor(settings)
     max_batch = _max_batch(settings, predictor)
-    return predictor.warmed_up(max_batch), max_batch
+    predictor.warmed_up(max_batch)
+    return predictor, max_batch
 
 
 def _max_batch(settings: Settings, predictor: Predictor) -> int:

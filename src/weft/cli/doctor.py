@@ -38,7 +38,6 @@ DEVELOPMENT = ("dev", "docs")  # extras for work on weft itself, which are not l
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the verb."""
     add_common(parser, "--json")
-    parser.add_argument("--measure", action="store_true", help="time matrix multiplications and convolutions again")
     example(parser, EXAMPLE)
 
 
@@ -52,17 +51,12 @@ def run(args: argparse.Namespace) -> int:
             flush=True,
         )
     machine = describe_machine()
-    measured = _measured() if args.measure else None
     if args.json:
-        print_json({"weft": __version__, "packages": packages, "machine": machine, "measured": measured})
+        print_json({"weft": __version__, "packages": packages, "machine": machine})
     else:
         print(
             "\n" + table(("machine", ""), [(name.replace("_", " "), _text(value)) for name, value in machine.items()])
         )
-        if measured is not None:
-            rows = [tuple(row.values()) for row in measured["speeds"]]
-            print("\n" + table(("operation", "precision", "threads", "GFLOP/s"), rows))
-            print(f"\n--precision auto is {measured['auto']} here.")
     if are_both_installed():
         note(
             f"weft: {DISTRIBUTION} and {RUNTIME_DISTRIBUTION} are both installed, and have the same files. Run: pip"
@@ -144,14 +138,6 @@ def _torch() -> dict[str, Any]:
         "cuda": torch.version.cuda if gpus else None,
         "bf16_on_gpu": torch.cuda.is_bf16_supported() if gpus else None,
     }
-
-
-def _measured() -> dict[str, Any]:
-    """Measure the speed of this machine, and return it with the precision that `auto` chooses on the CPU."""
-    from weft.capabilities import capabilities, fastest_precision
-
-    found = capabilities(measure=True)
-    return {"speeds": [vars(row) for row in found.speeds], "limits": found.limits, "auto": fastest_precision("cpu")}
 
 
 def _text(value: Any) -> str:

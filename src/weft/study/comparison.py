@@ -23,7 +23,6 @@ from weft.data.preprocessing import eval_transform
 from weft.errors import DataError, UsageError, WeftError
 from weft.grid import Grid
 from weft.intervals import accuracy_of
-from weft.processor import busy_note
 from weft.progress import obeys_quiet, rate, say, working
 from weft.recipes import Recipe, load_recipe
 from weft.study.advice import advise, pareto
@@ -116,7 +115,7 @@ def compare(
             f" images of {data}, in {folder}."
         )
         crop = eval_transform({"input_size": (3, *Grid.of(given.img_size or side))})
-        for note in filter(None, (crop.note(splits.sizes), busy_note(jobs * where.cores))):
+        for note in filter(None, [crop.note(splits.sizes)]):
             say(note)
         weights = directory.decide("weights", lambda: find_weights(chosen, base, settings))
         chosen = with_weights(chosen, weights) if protocol.epochs == 0 else chosen

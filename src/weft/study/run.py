@@ -8,12 +8,11 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from weft.capabilities import bf16_note
 from weft.data import SplitPlan, open_data
 from weft.data.folder import check_outside
 from weft.errors import UsageError, unknown
 from weft.files import write_file
-from weft.processor import busy_note
+from weft.processor import bf16_note
 from weft.progress import obeys_quiet, reading, say
 from weft.recipes import load_recipe
 from weft.runtime import Runtime
@@ -87,7 +86,7 @@ def run_study(
         keys = experiment.keys(chosen, count)
         say(f"{plan.title}: {len(chosen)} variants, {count} seeds in {folder}. {experiment.progress(keys)}")
         emulated = {bf16_note(Runtime.of(recipe.device).device.type, recipe.precision) for recipe in recipes}
-        for note in filter(None, (busy_note(jobs * where.cores), *emulated)):
+        for note in filter(None, emulated):
             say(note)
         experiment.run(keys, where)
         rows = tuple(experiment.rows(chosen))

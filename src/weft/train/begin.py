@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 
-from weft.capabilities import bf16_note
 from weft.checkpoints import save_model_dir
 from weft.checkpoints.config import read_config
 from weft.data.fingerprint import fingerprint
@@ -18,7 +17,7 @@ from weft.errors import StorageError, UsageError
 from weft.files import remove, temporary_path, write_file
 from weft.inference.arguments import check_other
 from weft.models.contract import preprocessing
-from weft.processor import busy_note
+from weft.processor import bf16_note
 from weft.progress import counting, say
 from weft.recipes import dump
 from weft.runs.directory import FINGERPRINT, PUBLIC_CLASSIFIER, REPLACEABLE, clear, refuse_taken
@@ -57,8 +56,7 @@ def start(
     note, runtime = _ignore if whole else say, plan.runtime
     plan.build()
     cut = eval_transform(preprocessing(plan.network)).note(plan.splits.sizes)
-    busy = busy_note(torch.get_num_threads()) if runtime.device.type == "cpu" else None
-    for text in filter(None, (*plan.notes, cut, busy, bf16_note(runtime.device.type, runtime.precision))):
+    for text in filter(None, (*plan.notes, cut, bf16_note(runtime.device.type, runtime.precision))):
         note(text)
     plan.initialise(note)
     learner = plan.learner()

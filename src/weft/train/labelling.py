@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import softmax
 
-from weft.capabilities import bf16_note
 from weft.data import Source
 from weft.data.decode import BadImage, read_regular
 from weft.data.folder import paths_of
@@ -28,6 +27,7 @@ from weft.inference.predictor import Predictor
 from weft.inference.probabilities import ranked
 from weft.intervals import accuracy_text
 from weft.pages import Lead, Section, Table, write_page
+from weft.processor import bf16_note
 from weft.progress import counting, obeys_quiet, quietly, say
 from weft.runtime import Runtime
 from weft.text import printable

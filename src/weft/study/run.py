@@ -13,7 +13,7 @@ from weft.data.folder import check_outside
 from weft.errors import UsageError, unknown
 from weft.files import write_file
 from weft.processor import bf16_note
-from weft.progress import obeys_quiet, reading, say
+from weft.progress import Work, obeys_quiet, say
 from weft.recipes import load_recipe
 from weft.runtime import Runtime
 from weft.study.directory import opened
@@ -187,8 +187,8 @@ def _num_classes(variants: Sequence[ResolvedVariant]) -> int:
     for variant in variants:
         way = variant.data, {key: getattr(variant.recipe.data, key) for key in READING}
         ways += [way] if way not in ways else []
-    with reading() as progress:
-        opened = [open_data(place, SplitPlan(limit=64), progress=progress, **own) for place, own in ways]
+    with Work("reading") as work:
+        opened = [open_data(place, SplitPlan(limit=64), progress=work.update, **own) for place, own in ways]
     return max(len(splits.classes) for splits in opened)
 
 

@@ -18,7 +18,7 @@ from weft.files import remove, temporary_path, write_file
 from weft.inference.arguments import check_other
 from weft.models.contract import preprocessing
 from weft.processor import bf16_note
-from weft.progress import counting, say
+from weft.progress import Work, say
 from weft.recipes import dump
 from weft.runs.directory import FINGERPRINT, PUBLIC_CLASSIFIER, REPLACEABLE, clear, refuse_taken
 from weft.train.batches import batch_arithmetic
@@ -149,8 +149,8 @@ def _replacement(plan: Plan, out: Path, trackers: Sequence[str], *, force: bool)
 def _cache_teacher(plan: Plan, learner: Learner) -> None:
     """Cache the logits of the teacher if the images never change."""
     if isinstance(learner.teacher, Teacher) and is_cached(plan.recipe):
-        with counting(len(plan.splits.train), task_name="teacher") as count:
-            learner.teacher.cache_outputs(plan.recipe, plan.network, plan.splits.train, count)
+        with Work("teacher", len(plan.splits.train)) as work:
+            learner.teacher.cache_outputs(plan.recipe, plan.network, plan.splits.train, work.advance)
 
 
 def rehearse_step(plan: Plan, learner: Learner) -> None:

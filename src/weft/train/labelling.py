@@ -28,7 +28,7 @@ from weft.inference.probabilities import ranked
 from weft.intervals import accuracy_text
 from weft.pages import Lead, Section, Table, write_page
 from weft.processor import bf16_note
-from weft.progress import counting, obeys_quiet, quietly, say
+from weft.progress import Work, obeys_quiet, quietly, say
 from weft.runtime import Runtime
 from weft.text import printable
 from weft.train.plan import open_splits
@@ -284,8 +284,8 @@ def _features(predictor: Predictor, source: Source | None, batch_size: int) -> t
         return np.empty((0, 0)), np.empty(0, int)
     part = SourcePart(source, stratified_subset(source.keys, source.labels, MAX_LABELLED, seed=0))
     batches = evaluation_batches(part, predictor.source_model, batch_size, 0)
-    with counting(len(part), task_name="features of labelled images") as advance:
-        features, labels = read_features(predictor.model, batches, predictor.runtime, advance, is_mirrored=False)
+    with Work("features of labelled images", len(part)) as work:
+        features, labels = read_features(predictor.model, batches, predictor.runtime, work.advance, is_mirrored=False)
     return np.concatenate([own[:, 0] for own in features], axis=1), labels
 
 

@@ -1,7 +1,7 @@
-"""Write reports as Markdown and as a single HTML file: conclusions, figures, tables.
+"""Write reports as one self-contained HTML file: conclusions, figures, tables.
 
-The colours of figures are the Okabe-Ito palette, which is safe for colour-blind readers. The page has figures as SVG:
-their text uses the fonts of the browser, and black and white follow the light or dark mode. Markdown has PNG files.
+The colours of figures are the Okabe-Ito palette, which is safe for colour-blind readers. Figures are SVG: their text
+uses the fonts of the browser, and black and white follow the light or dark mode.
 """
 
 from __future__ import annotations
@@ -9,20 +9,20 @@ from __future__ import annotations
 import io
 import re
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weft import markup
 from weft.files import write_text, writing
-from weft.text import markdown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+REPORT = "report.html"
 MAX_HEADLINE = 160  # characters of a first sentence in large type
 SVG_STYLE = """<style>
 text { font-family: system-ui, sans-serif !important; }
@@ -50,14 +50,14 @@ class Section:
     """Part of a report: a heading, a paragraph, figures, a table.
 
     Attributes:
-        figures: (figure, alternative text) by file name.
-        html: shown in the page in place of the figures, such as a table of the same values.
+        figures: each with its alternative text.
+        html: images or a table with markup of its own.
         is_wide: figures are scrolled on narrow screens, not made smaller.
     """
 
     heading: str
     text: str = ""
-    figures: Mapping[str, tuple[Figure, str]] = field(default_factory=dict)
+    figures: Sequence[tuple[Figure, str]] = ()
     html: str = ""
     table: Table | None = None
     is_wide: bool = False
@@ -72,24 +72,20 @@ class Lead:
 
 
 def write_page(folder: Path, title: str, lead: Lead, summary: Fields, sections: Sequence[Section]) -> None:
-    """Write `report.md`, `report.html` and the figures as image files.
+    """Write `report.html`.
 
     Args:
-        folder: output folder; created if missing, and existing files are replaced.
+        folder: output folder; created if missing, and an existing report is replaced.
         title: heading of the report.
         lead: conclusions.
         summary: (name, value) lines below the conclusions.
         sections: parts of the report.
     """
     with writing(folder), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from")  # the page has the names in any script
+        warnings.filterwarnings("ignore", "Glyph .* missing from")  # the browser has the fonts of every script
         folder.mkdir(parents=True, exist_ok=True)
-        for section in sections:
-            for name, (figure, _) in section.figures.items():
-                figure.savefig(folder / name, dpi=130, metadata={"Software": None})
         page = _html(title, lead, summary, sections)
-    write_text(folder / "report.md", _markdown(title, lead, summary, sections))
-    write_text(folder / "report.html", page)
+    write_text(folder / REPORT, page)
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -116,34 +112,6 @@ def svg(figure: Figure) -> bytes:
     return re.sub(r"(<svg[^>]*>)", lambda tag: tag[1] + SVG_STYLE, buffer.getvalue(), count=1).encode()
 
 
-def _markdown(title: str, lead: Lead, summary: Fields, sections: Sequence[Section]) -> str:
-    def row(cells: Sequence[str]) -> str:
-        return f"| {' | '.join(map(markdown, cells))} |"
-
-    lines = [f"# {markdown(title)}", ""]
-    for sentence in lead.sentences:
-        lines += [_paragraph(sentence), ""]
-    if lead.next_steps:
-        lines += ["Next:", "", *(f"- {_paragraph(step)}" for step in lead.next_steps), ""]
-    if summary:
-        lines += ["## Summary", "", *(f"- {markdown(name)}: {markdown(value)}" for name, value in summary), ""]
-    for section in sections:
-        lines += [f"## {markdown(section.heading)}", ""]
-        if section.text:
-            lines += [_paragraph(section.text), ""]
-        for name, (_, alt) in section.figures.items():
-            lines += [f"![{markdown(alt)}]({name})", ""]
-        if section.table is not None:
-            header, rows = section.table
-            lines += [row(header), f"|{' --- |' * len(header)}", *map(row, rows), ""]
-    return "\n".join(lines)
-
-
-def _paragraph(text: str) -> str:
-    """Escape a paragraph for Markdown, which may begin with a name that looks like a list or a heading."""
-    return re.sub(r"^(\d*)([-+#.)=])", r"\1\\\2", markdown(text))
-
-
 def _html(title: str, lead: Lead, summary: Fields, sections: Sequence[Section]) -> str:
     """Return a self-contained HTML page."""
     headline, *others = lead.sentences
@@ -160,10 +128,9 @@ def _html(title: str, lead: Lead, summary: Fields, sections: Sequence[Section]) 
         parts = [markup.element("h2", section.heading)]
         if section.text:
             parts.append(markup.element("p", section.text, dir="auto"))
-        if section.html:
-            parts.append(section.html)
-        elif section.figures:
-            images = [markup.image("image/svg+xml", svg(figure), alt) for figure, alt in section.figures.values()]
+        parts.append(section.html)
+        if section.figures:
+            images = [markup.image("image/svg+xml", svg(figure), alt) for figure, alt in section.figures]
             kind = "scroll wide" if section.is_wide else "figures"
             parts.append(f'<div class="{kind}">{"".join(images)}</div>')
         if section.table is not None:

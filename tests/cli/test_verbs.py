@@ -104,7 +104,7 @@ def test_evaluate(trained: RunResult, photos: Path, tmp_path: Path, capsys: Show
     shown = capsys.readouterr()
     assert shown.err == ""
     assert json.loads(shown.out)["n"] == 9
-    assert (tmp_path / "check" / "confusion.png").is_file()
+    assert (tmp_path / "check" / "report.html").is_file()
     assert main([*arguments, "--csv", "--quiet", "--split", "all"]) == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert [(row["class"], row["images"]) for row in rows] == [("blue", "15"), ("green", "15"), ("red", "15")]

@@ -13,7 +13,7 @@ from weft.data import BadImage, inspect, open_image
 from weft.data.folder import check_outside
 from weft.data.prepare import prepare_data
 from weft.errors import UsageError
-from weft.inference import embed, evaluate, similar
+from weft.inference import embed, evaluate
 from weft.inference.arguments import check_outside_images, image_files
 from weft.inference.explain_files import explain_run
 from weft.inference.exports import export_run
@@ -70,7 +70,6 @@ def test_an_archive_is_to_be_unpacked(form: str, kind: str, tmp_path: Path) -> N
 
 WRITERS = {
     "embed": lambda data, out: embed("run", data, out=out / "x.npy"),
-    "similar": lambda data, out: similar("run", data / "cat" / "1.jpg", data, out=out, force=True),
     "explain": lambda data, out: explain_run("run", data, out, force=True),
     "label": lambda data, out: label("run", data, out=out),
     "evaluate": lambda data, out: evaluate("run", data, out=out),

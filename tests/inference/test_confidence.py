@@ -195,7 +195,7 @@ def test_after_training_every_image_is_decoded_once(
     monkeypatch.setattr("weft.train.finish.finish", count_and_finish)
     train(photos, "levit_nano_32", epochs=1, batch_size=12, out=tmp_path / "run", quiet=True)
     assert decoded[0].total() == 60
-    assert (tmp_path / "run" / "report" / "map.png").exists() == (most > 10)
+    assert ("Map of the features" in (tmp_path / "run" / "report" / "report.html").read_text()) == (most > 10)
 
 
 def test_an_evaluation_with_a_map_decodes_every_image_once(
@@ -204,7 +204,7 @@ def test_an_evaluation_with_a_map_decodes_every_image_once(
     decoded = counted(monkeypatch)
     result = evaluate(run, photos, out=tmp_path / "out", quiet=True)
     assert decoded == Counter(result.keys)
-    assert (tmp_path / "out" / "map.png").exists()
+    assert "Map of the features" in (tmp_path / "out" / "report.html").read_text()
 
 
 def test_the_map_of_an_evaluation_is_of_the_images_also_with_those_of_their_mirror_images(

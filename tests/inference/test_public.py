@@ -239,7 +239,7 @@ def test_evaluate_says_what_it_compares(tmp_path: Path, capsys: pytest.CaptureFi
     assert "top-1 among the 3 classes of the data: " in printed.out
     assert "top-1 among all 1,000 classes of the model: " in printed.out
     assert "\ntop-1: " not in f"\n{printed.out}"
-    assert "among all 1,000 classes of the model" in (tmp_path / "check" / "report.md").read_text()
+    assert "among all 1,000 classes of the model" in (tmp_path / "check" / "report.html").read_text()
 
 
 def test_predictions_of_absent_classes_are_errors_among_all_only(

@@ -80,20 +80,14 @@ def test_a_picture_and_its_mirror_image_are_one_to_tta(trained: RunResult, photo
 
 def test_the_report_tells_of_tta(trained: RunResult, photos: Path, tmp_path: Path) -> None:
     evaluate(trained.out, photos, out=tmp_path / "check", tta=True, quiet=True)
-    assert "averaged with those of mirror images" in (tmp_path / "check" / "report.md").read_text()
+    assert "averaged with those of mirror images" in (tmp_path / "check" / "report.html").read_text()
     assert json.loads((tmp_path / "check" / "evaluation.json").read_text())["tta"] is True
 
 
 def test_what_evaluate_writes(trained: RunResult, photos: Path, tmp_path: Path) -> None:
     out = tmp_path / "check"
     result = evaluate(trained.out, photos, out=out, quiet=True)
-    assert sorted(path.name for path in out.iterdir()) == [
-        "confusion.png",
-        "evaluation.json",
-        "reliability.png",
-        "report.html",
-        "report.md",
-    ]
+    assert sorted(path.name for path in out.iterdir()) == ["evaluation.json", "report.html"]
     of = {"model": str(trained.out), "data": str(photos), "split": "val", "tta": False}
     assert json.loads((out / "evaluation.json").read_text()) == of | result.as_dict()
     with pytest.raises(UsageError, match="check is neither"):

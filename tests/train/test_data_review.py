@@ -224,7 +224,7 @@ def test_a_review_finds_them_and_its_table_is_data_for_training(
     page = (out / "report.html").read_text()
     assert "wrong.png" in page
     assert f"weft train {out}/corrected.csv --group group" in page
-    assert (out / "errors.png").is_file()
+    assert "<div>red → blue</div>" in page.replace(' dir="auto"', "")
 
     rows = rows_of(out / "corrected.csv")
     assert list(rows[0]) == ["path", "label", "group", "was", "problem"]

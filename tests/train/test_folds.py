@@ -133,10 +133,10 @@ def test_the_command_line_prints_it(photos: Path, tmp_path: Path, capsys: pytest
     assert "Too few images for a conclusion: with 27," in messages
     assert "2-fold cross-validation: top-1" in printed
     assert "; at the last epoch of each" in printed
-    report = (tmp_path / "run" / "folds" / "report" / "report.md").read_text()
-    assert "folds: 2; 27 images held out, each once" in report
+    report = (tmp_path / "run" / "folds" / "report" / "report.html").read_text()
+    assert "<dt>folds</dt><dd>2; 27 images held out, each once" in report
     assert "Evaluate on more images" in report
-    assert "groups: The 27 held-out images are in 9 groups." in report
+    assert "<dt>groups</dt><dd>The 27 held-out images are in 9 groups." in report
     assert "points (underestimated: the temperature was fitted to these images)" in report
     with pytest.raises(UsageError, match=r"cannot change its data\.folds"):
         train(resume=tmp_path / "run", settings={"data.folds": 3}, override=True, quiet=True)

@@ -45,8 +45,8 @@ def test_two_processes_compute_what_one_does(model: str, photos: Path, tmp_path:
     )
     for row, other in zip(first, second, strict=True):
         assert [float(cell) for cell in row[:8]] == pytest.approx([float(cell) for cell in other[:8]], rel=1e-4)
-    best = (two / "report" / "report.md").read_text()
-    assert "held-out images: 9" in best  # nine there are, and nine are counted
+    best = (two / "report" / "report.html").read_text()
+    assert "<dt>held-out images</dt><dd>9</dd>" in best  # nine there are, and nine are counted
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from weft.cli.embed import note_unreadable
 from weft.cli.options import (
@@ -22,10 +21,10 @@ from weft.text import printable
 HELP = "find the images that are most similar to one image"
 
 EXAMPLE = """
-weft similar runs/photos query.jpg holiday/ --top-k 5 --out similar
+weft similar runs/photos query.jpg holiday/ --top-k 5
 weft similar tf_efficientnet_lite0 query.jpg holiday/ --json
 
-Similarity is the cosine of the features, from -1 to 1. With --out, similar/report.html has the images.
+Similarity is the cosine of the features, from -1 to 1.
 Features are cached: a second query is fast. Unreadable images are listed on stderr, and the exit code is then 3.
 """
 
@@ -41,8 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_common(parser, "--batch-size", "--img-size", "--device", "--precision", "--threads")
     add_common(parser, "--max-pixels")
     parser.add_argument("--limit", metavar="N", help="search at most N images")
-    add_common(parser, "--out", out="report with the images")
-    add_common(parser, "--force", "--json")
+    add_common(parser, "--json")
     parser.add_argument("--csv", action="store_true", help=f"print CSV; {NO_FORMULA}")
     add_common(parser, "--quiet")
     example(parser, EXAMPLE)
@@ -51,18 +49,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Find similar images, and print them as text, JSON or CSV."""
     from weft.checkpoints.resolve import check_model
-    from weft.files import refuse_taken
-    from weft.inference.arguments import check_images, check_outside_images, check_top_k, settings_of
+    from weft.inference.arguments import check_images, check_top_k, settings_of
     from weft.progress import loading
 
     one_format(args)
     check_top_k(args.top_k)
     settings = args.batch_size, args.img_size, args.device, args.precision, None, args.limit
     settings_of(*settings, max_pixels=args.max_pixels)
-    if args.out is not None:
-        check_outside_images(args.out, args.images)
-    if args.out is not None and not args.force:
-        refuse_taken(Path(args.out), (), force=False)
     check_model(args.run)
     check_images(args.query, args.images)
     with loading():
@@ -73,14 +66,12 @@ def run(args: argparse.Namespace) -> int:
         args.query,
         args.images,
         top_k=args.top_k,
-        out=args.out,
         batch_size=args.batch_size,
         img_size=args.img_size,
         device=args.device or "auto",
         precision=args.precision or "fp32",
         limit=args.limit,
         max_pixels=args.max_pixels,
-        force=args.force,
     )
     rows = [(rank, printable(row.image), f"{row.similarity:.4f}") for rank, row in enumerate(result, start=1)]
     if args.json:

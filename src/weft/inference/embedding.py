@@ -14,8 +14,8 @@ import numpy as np
 from weft.data import BadImage
 from weft.data.preprocessing import Pixels
 from weft.errors import DataError, UsageError
-from weft.files import check_out_dir, write_table, write_whole, writing
-from weft.inference.arguments import check_outside_images, feature_files, value_note
+from weft.files import write_table, write_whole, writing
+from weft.inference.arguments import feature_files, value_note
 from weft.inference.features import FeatureReader, classifiers, unit_length
 from weft.inference.inputs import image_files, settings_of
 from weft.inference.prediction import prepared_batches
@@ -120,14 +120,12 @@ def similar(
     images: str | Path | Sequence[str | Path],
     *,
     top_k: int = 10,
-    out: str | Path | None = None,
     batch_size: int | None = None,
     img_size: int | tuple[int, int] | str | None = None,
     device: str | None = None,
     precision: str | None = None,
     limit: int | None = None,
     max_pixels: int | None = None,
-    force: bool = False,
     quiet: bool = False,
 ) -> tuple[list[SimilarImage], list[tuple[str, str]]]:
     """Find the images whose features have the highest cosine similarity to those of a query image.
@@ -137,8 +135,6 @@ def similar(
             is left out of `images`.
         query: an image file.
         top_k: number of images to return.
-        out: directory for a report with the images; None to write no files.
-        force: replace an existing report.
 
     Returns:
         The most similar images, most similar first, and (path, message) of each file that cannot be read.
@@ -150,9 +146,6 @@ def similar(
     if top_k < 1:
         raise UsageError(f"top_k must be at least 1; got {top_k}.")
     settings = settings_of(batch_size, img_size, device, precision, None, limit, max_pixels=max_pixels)
-    if out is not None:
-        check_outside_images(out, images)
-        check_out_dir(Path(out), REPORT, force=force)
     if Path(query).is_dir():
         raise DataError(
             f"The query must be an image file; {printable(str(query))} is a folder. Pass one of its images."
@@ -172,8 +165,6 @@ def similar(
     similarity = others_unit @ wanted_unit[0]
     order = np.argsort(-similarity, kind="stable")[:top_k]
     result = [SimilarImage(searched.images[i], float(np.clip(similarity[i], -1, 1))) for i in order]
-    if out is not None:
-        _write_report(Path(out), str(run), str(query), result)
     return result, searched.errors
 
 
@@ -226,31 +217,6 @@ def none_readable(result: Embedding) -> DataError:
     """Return the error for files of which none is an image."""
     return DataError(
         f"At least one image must be readable; none of {len(result.errors):,} is. The first: {result.errors[0][1]}"
-    )
-
-
-REPORT = ("report.md", "report.html", "similar.png")
-
-
-def _write_report(folder: Path, run: str, query: str, result: Sequence[SimilarImage]) -> None:
-    from weft.inference.image_grid import image_grid  # matplotlib
-    from weft.pages import Lead, Section, write_page
-
-    titles = ["query", *(f"{rank}: {row.similarity:.3f}" for rank, row in enumerate(result, 1))]
-    figure = image_grid([query, *(row.image for row in result)], titles)
-    rows = [(str(rank), printable(row.image), f"{row.similarity:.4f}") for rank, row in enumerate(result, 1)]
-    write_page(
-        folder,
-        f"Images similar to {Path(query).name}",
-        Lead([f"The {len(result)} images with the most similar features, by {run}."]),
-        [("model", run), ("query", query), ("similarity", "cosine of the features, from -1 to 1")],
-        [
-            Section(
-                "Most similar images",
-                figures={"similar.png": (figure, "The query and the most similar images")},
-                table=(("rank", "image", "similarity"), rows),
-            )
-        ],
     )
 
 

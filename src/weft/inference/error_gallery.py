@@ -1,9 +1,9 @@
-"""Error gallery: the most confident errors with their attention maps, as a figure and as HTML."""
+"""Error gallery: the most confident errors with their attention maps."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import nn
@@ -16,14 +16,8 @@ from weft.inference.metrics import Mistake
 from weft.interpret import explain
 from weft.interpret.overlay import overlaid
 from weft.models.contract import preprocessing
-from weft.pages import new_figure, shown
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MAX_ERRORS = 12
-COLUMNS = 4  # errors per row of the figure
-WIDTH = 22  # characters of a class name in the figure
 
 
 class ExplainedError(NamedTuple):
@@ -54,21 +48,6 @@ def explained_errors(model: nn.Module, source: Source, mistakes: Sequence[Mistak
         overlay = None if explanation.saliency is None else overlaid(explanation.image, explanation.saliency)
         errors.append(ExplainedError(mistake, explanation.image, overlay))
     return errors
-
-
-def gallery_figure(errors: Sequence[ExplainedError]) -> Figure:
-    """Draw errors, each as its image and the image under its attention map."""
-    columns = min(COLUMNS, len(errors))
-    rows = -(-len(errors) // columns)
-    figure = new_figure(3.6 * columns, 2.35 * rows)
-    for group, error in zip(figure.subfigures(rows, columns, squeeze=False).ravel(), errors, strict=False):
-        mistake, images = error.mistake, [image for image in (error.image, error.overlay) if image is not None]
-        for axes, image in zip(group.subplots(1, len(images), squeeze=False)[0], images, strict=True):
-            axes.imshow(image)
-            axes.set_axis_off()
-        predicted = f"{shown(mistake.predicted, WIDTH)}, {100 * mistake.probability:.0f} %"
-        group.suptitle(f"true class: {shown(mistake.true, WIDTH)}\npredicted: {predicted}", fontsize="small")
-    return figure
 
 
 def gallery_html(errors: Sequence[ExplainedError]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,19 +23,12 @@ MAX_NAMES = 10  # misclassified images with their names
 NAME_WIDTH = 24
 
 
-class FeatureMap(NamedTuple):
-    """Figure of the features of images, and its caption."""
-
-    figure: Figure
-    caption: str
-
-
 def drawn_of(count: int) -> np.ndarray:
     """Return the indices of the images to draw, of `count`: at most 2,000, at equal distances."""
     return np.linspace(0, count - 1, min(count, MOST)).round().astype(int)
 
 
-def feature_map(features: np.ndarray, result: Evaluation, rows: np.ndarray) -> FeatureMap | None:
+def feature_map(features: np.ndarray, result: Evaluation, rows: np.ndarray) -> tuple[Figure, str] | None:
     """Draw the features of evaluated images in two dimensions; misclassified images have a ring and a name.
 
     Args:
@@ -44,7 +37,7 @@ def feature_map(features: np.ndarray, result: Evaluation, rows: np.ndarray) -> F
         rows: (images) their indices in the columns of `result`.
 
     Returns:
-        The map; None without features, for fewer than ten images, and if features are not finite.
+        The map and its caption; None without features, for fewer than ten images, and if features are not finite.
     """
     if len(rows) < FEWEST or not features.size or not np.isfinite(features).all():
         return None
@@ -55,12 +48,12 @@ def feature_map(features: np.ndarray, result: Evaluation, rows: np.ndarray) -> F
     named = [names.get(place, "") for place in result.places[rows].tolist()]
     figure = draw(two_dimensions(features), result.true[rows], result.is_correct[rows], result.classes, named)
     number = f"{len(rows):,} of {result.count:,} images" if len(rows) < result.count else f"{len(rows):,} images"
-    return FeatureMap(
-        figure,
+    caption = (
         f"Features of {number} in two dimensions (t-SNE): colour and marker are the true class, rings are misclassified"
         " images, the most confident with file name and predicted class. Only neighbourhoods have a meaning, distances"
-        " between groups do not.",
+        " between groups do not."
     )
+    return figure, caption
 
 
 def two_dimensions(features: np.ndarray) -> np.ndarray:

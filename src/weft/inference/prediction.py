@@ -7,19 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from weft import markup
 from weft.data import BadImage
-from weft.data.decode import image_to_show
 from weft.data.preprocessing import Pixels
 from weft.inference.arguments import check_top_k, image_files, settings_of, value_note
+from weft.inference.image_card import image_card
 from weft.inference.predictor import Predictor
 from weft.notebook import ImageList, described
 from weft.progress import counting, obeys_quiet, say
 from weft.text import printable
-
-THUMBNAIL = 300  # pixels of the longer side
 
 
 @dataclass(frozen=True)
@@ -68,14 +64,7 @@ class FilePrediction:
         lines = [f"{name}, {100 * share:.1f} %" for name, share in self.top]
         lines += ["rejected: the confidence is below the threshold"] if self.rejected else []
         lines += ["unknown: the image resembles no training image"] if self.unknown else []
-        name = str(Path(*Path(self.image).parts[-2:]))
-        try:
-            image = image_to_show(Path(self.image))
-        except BadImage as error:  # no longer readable
-            return markup.Card([], [*lines, str(error)], name)
-        image.thumbnail((THUMBNAIL, THUMBNAIL))
-        is_small = min(image.size) <= markup.SMALL
-        return markup.Card([(*markup.encoded(np.asarray(image)), self.image)], lines, name, is_small)
+        return image_card(self.image, lines)
 
 
 @obeys_quiet

@@ -1,11 +1,11 @@
-"""Report of an evaluation: conclusions, curves, confusion matrix, calibration, errors, as Markdown and one HTML file.
+"""Report of an evaluation: conclusions, curves, confusion matrix, calibration, errors.
 
 Lines differ in dash and marker as well as in colour, so that the figures can be read without colours.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,8 +13,7 @@ import numpy as np
 
 from weft import markup
 from weft.inference.conclusions import Training, conclusions, confused_pairs
-from weft.inference.error_gallery import ExplainedError, gallery_figure, gallery_html
-from weft.inference.feature_map import FeatureMap
+from weft.inference.error_gallery import ExplainedError, gallery_html
 from weft.inference.metrics import Evaluation, calibration_text, percent_text
 from weft.intervals import accuracy_of
 from weft.pages import COLOURS, Fields, Section, new_figure, shown, write_page
@@ -23,8 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BLUE = COLOURS[0]
-FIGURES = ("curves.png", "loss.png", "confusion.png", "reliability.png", "map.png", "mistakes.png")
-MAX_VALUES = 20  # with more classes, the cells of the confusion matrix are too small for their values
+MAX_VALUES = 20  # with more classes, the confusion matrix is a figure without numbers
 MAX_NAMES = 50  # with more classes, there is no room for class names at the ticks
 MAX_PAIRS = 10
 NAME_WIDTH = 24
@@ -36,21 +34,21 @@ def write_report(
     summary: Fields,
     result: Evaluation,
     errors: Sequence[ExplainedError] = (),
-    curves: Mapping[str, tuple[Figure, str]] | None = None,
+    curves: Sequence[tuple[Figure, str]] = (),
     training: Training | None = None,
-    features: FeatureMap | None = None,
+    features: tuple[Figure, str] | None = None,
     is_fitted: bool = False,
 ) -> None:
-    """Write `report.md`, `report.html` and the figures in FIGURES.
+    """Write `report.html`.
 
     Args:
-        folder: output folder; created if missing, and existing files are replaced.
+        folder: output folder; created if missing, and an existing report is replaced.
         title: heading of the report.
         summary: (name, value) lines below the conclusions.
         result: an evaluation on held-out images.
         errors: the most confident errors with their images.
-        curves: figures of accuracy and loss by epoch, with their alternative texts, by file name.
-        features: map of the features.
+        curves: figures of accuracy and loss by epoch, with their alternative texts.
+        features: map of the features, with its caption.
         training: the run, for conclusions about it.
         is_fitted: the temperature was fitted to the evaluated images.
     """
@@ -58,25 +56,20 @@ def write_report(
     if curves:
         text = "Training loss includes label smoothing and augmentation; held-out loss includes neither."
         sections.append(Section("Accuracy and loss by epoch", text, curves))
-    confusion = {"confusion.png": (confusion_figure(result), "Confusion matrix: true classes by predicted classes")}
-    is_table = len(result.classes) <= MAX_VALUES
-    sections.append(
-        Section(
-            "Confusion matrix",
-            "Rows are true classes, columns are predicted classes. Colours show the share of the row.",
-            confusion,
-            markup.matrix(result.classes, result.confusion.tolist()) if is_table else "",
-            is_wide=True,
-        )
-    )
+    text = "Rows are true classes, columns are predicted classes. Colours show the share of the row."
+    if len(result.classes) <= MAX_VALUES:
+        table = markup.matrix(result.classes, result.confusion.tolist())
+        sections.append(Section("Confusion matrix", text, html=table))
+    else:
+        figure = confusion_figure(result), "Confusion matrix: true classes by predicted classes"
+        sections.append(Section("Confusion matrix", text, [figure], is_wide=True))
     if errors:
         sections.append(
             Section(
                 "Most confident errors",
                 "Each image as the network saw it"
                 + (", and under its attention map." if errors[0].overlay is not None else "."),
-                {"mistakes.png": (gallery_figure(errors), "Most confident errors, with attention maps")},
-                gallery_html(errors),
+                html=gallery_html(errors),
             )
         )
     if pairs := _pair_rows(result):
@@ -92,18 +85,16 @@ def write_report(
         header = ("image", "true class", "predicted", "confidence")
         sections.append(Section("List of the most confident errors", table=(header, _error_rows(result))))
     if features is not None:
-        sections.append(
-            Section("Map of the features", features.caption, {"map.png": (features.figure, features.caption)})
-        )
-    calibration = {"reliability.png": (reliability_figure(result), "Accuracy by confidence (reliability diagram)")}
+        sections.append(Section("Map of the features", features[1], [features]))
+    calibration = reliability_figure(result), "Accuracy by confidence (reliability diagram)"
     error = calibration_text(result, is_fitted=is_fitted)
     text = f"Expected calibration error {error}; {_confidence_text(result)}."
-    sections.append(Section("Confidence", text, calibration))
+    sections.append(Section("Confidence", text, [calibration]))
     write_page(folder, title, conclusions(result, training), summary, sections)
 
 
 def confusion_figure(result: Evaluation) -> Figure:
-    """Draw the confusion matrix: rows are true classes, columns predicted ones; colour is the share of the row."""
+    """Draw the confusion matrix of many classes: rows are true classes; colour is the share of the row."""
     counts = result.confusion
     num_classes = len(result.classes)
     share = 100 * counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
@@ -118,11 +109,6 @@ def confusion_figure(result: Evaluation) -> Figure:
         rotation, alignment = (0, "center") if is_narrow else (45, "right")
         axes.set_xticks(range(num_classes), names, rotation=rotation, ha=alignment)
         axes.set_yticks(range(num_classes), names)
-    if num_classes <= MAX_VALUES:
-        for row, column in np.ndindex(counts.shape):
-            if counts[row, column]:
-                shade = "white" if share[row, column] > 55 else "black"
-                axes.text(column, row, f"{counts[row, column]}", ha="center", va="center", color=shade, fontsize=9)
     axes.set_xticks(np.arange(num_classes - 1) + 0.5, minor=True)
     axes.set_yticks(np.arange(num_classes - 1) + 0.5, minor=True)
     axes.grid(which="minor", color="0.85", linewidth=0.5)

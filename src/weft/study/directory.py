@@ -22,10 +22,7 @@ from weft.reading import read_json
 from weft.runs.directory import locked
 
 FILE = "experiment.json"
-CONTENTS = (
-    *(FILE, "runs", "runs.csv", "exports", "forms.json", "results.json", "report.md", "report.html"),
-    *("effects.png", "curves.png", "lines.png", "frontier.png"),
-)
+CONTENTS = (FILE, "runs", "runs.csv", "exports", "forms.json", "results.json", "report.html")
 
 
 @dataclass

@@ -21,23 +21,23 @@ MAX_CURVES = 12  # with more, a figure of curves is unreadable
 
 
 def write_report(result: ExperimentResult) -> None:
-    """Write report.md, report.html and their figures to the directory of a study or comparison."""
+    """Write report.html to the directory of a study or comparison."""
     study, rows, tables = result.study, result.rows, result.tables()
     failed = tables.pop(FAILED, None)
     sections = [Section(heading, table=table) for heading, table in tables.items()]
     if result.limits is not None:
-        figure = {"frontier.png": (frontier_figure(result), "Top-1 accuracy by throughput")}
-        sections.insert(0, Section("Accuracy by speed", "On the held-out images, on this machine.", figure))
+        figure = frontier_figure(result), "Top-1 accuracy by throughput"
+        sections.insert(0, Section("Accuracy by speed", "On the held-out images, on this machine.", [figure]))
     elif any(row.effect is not None for row in rows):
         heading = "Effect of each variant here and in the paper"
-        sections.append(Section(heading, "", {"effects.png": (effects_figure(rows), heading)}))
+        sections.append(Section(heading, figures=[(effects_figure(rows), heading)]))
     curves = {row.name + (", stopped" if row.stopped_after else ""): row.curve for row in rows if row.curve}
     if study.x is not None:
-        figure = {"lines.png": (lines_figure(result), f"Held-out top-1 accuracy by {study.x}")}
-        sections.append(Section(f"Accuracy by {study.x}", "", figure))
+        figure = lines_figure(result), f"Held-out top-1 accuracy by {study.x}"
+        sections.append(Section(f"Accuracy by {study.x}", figures=[figure]))
     elif len(curves) <= MAX_CURVES and any(len(curve) > 1 for curve in curves.values()):
-        figure = {"curves.png": (curves_figure(curves), "Held-out top-1 accuracy by epoch")}
-        sections.append(Section("Accuracy by epoch", "Held-out images, mean over the seeds.", figure))
+        figure = curves_figure(curves), "Held-out top-1 accuracy by epoch"
+        sections.append(Section("Accuracy by epoch", "Held-out images, mean over the seeds.", [figure]))
     if failed is not None:
         sections.append(Section(FAILED, table=failed))
     lead = _lead_of_study(result) if result.limits is None else _lead_of_comparison(result)

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 BLUE, ORANGE = COLOURS[:2]
 
 
-def curve_figures(history: Sequence[EpochRow], best_epoch: int) -> dict[str, tuple[Figure, str]]:
+def curve_figures(history: Sequence[EpochRow], best_epoch: int) -> list[tuple[Figure, str]]:
     """Draw top-1 accuracy and loss of the training and validation sets by epoch, with the best epoch marked.
 
     Returns:
-        (figure, alternative text) by file name.
+        Each figure with its alternative text.
     """
     best = next(row for row in history if row.epoch == best_epoch)
     accuracy, accuracy_axes = _figure(history, best, "top1")
@@ -28,7 +28,7 @@ def curve_figures(history: Sequence[EpochRow], best_epoch: int) -> dict[str, tup
     loss, loss_axes = _figure(history, best, "loss")
     loss_axes.set(ylabel="loss (cross-entropy, nats)", title=f"at the best epoch: {best.val_loss:.3f}")
     loss_axes.set_ylim(bottom=0)
-    return {"curves.png": (accuracy, "Accuracy by epoch"), "loss.png": (loss, "Loss by epoch")}
+    return [(accuracy, "Accuracy by epoch"), (loss, "Loss by epoch")]
 
 
 def _figure(history: Sequence[EpochRow], best: EpochRow, measure: str) -> tuple[Figure, Axes]:

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from weft import files
+from weft.inference.image_card import image_gallery
+from weft.pages import Lead, Section, write_page
 from weft.text import count, printable
 
-if TYPE_CHECKING:
-    from weft.pages import Section
-
 TABLE = "corrected.csv"
-CONTENTS = (TABLE, "report.md", "report.html", "errors.png", "duplicates.png", "outliers.png")
-SHOWN = 40  # images in each grid of the report
+CONTENTS = (TABLE, "report.html")
+SHOWN = 40  # images in each gallery of the report
 LABEL, COPY, LEAK, OUTLIER = "label", "copy with another label", "copy in train and val", "outlier"
 DUPLICATE = "near-duplicate"
 
@@ -136,8 +135,6 @@ def write_table(path: Path, images: Sequence[Finding], *, has_split: bool) -> No
 
 
 def write_report(folder: Path, data: str, result: Review) -> None:
-    from weft.pages import Lead, write_page
-
     steps = [
         f"Check the images below, and edit {TABLE}: its column label has the labels that are proposed, was the former"
         " ones. Delete the rows of images that are of no class.",
@@ -149,8 +146,6 @@ def write_report(folder: Path, data: str, result: Review) -> None:
 
 
 def _sections(result: Review) -> list[Section]:
-    from weft.pages import Section
-
     sections = []
     if wrong := [row for row in result.findings if row.has(LABEL)]:
         titles = [f"{row.label} → {row.proposed}" for row in wrong]
@@ -158,8 +153,7 @@ def _sections(result: Review) -> list[Section]:
             "Most likely first. Each title is the label, then the proposed class. The probability is that of a"
             " classifier that was fitted without the image."
         )
-        alt = "Likely label errors, with the label and the proposed class"
-        sections.append(_gallery("Likely label errors", text, wrong, titles, "errors.png", alt))
+        sections.append(_gallery("Likely label errors", text, wrong, titles))
     if result.duplicates:
         finding_of = {row.path: row for row in result.findings}
         copies = [finding_of[path] for group in result.duplicates for path in group]
@@ -174,9 +168,7 @@ def _sections(result: Review) -> list[Section]:
             + f" {result.copies_in_classes:,} of {count(len(result.duplicates), 'group')} have several labels,"
             f" {result.leaks:,} are in train and val."
         )
-        sections.append(
-            _gallery("Near-duplicates", text, copies, titles, "duplicates.png", "Groups of near-duplicates")
-        )
+        sections.append(_gallery("Near-duplicates", text, copies, titles))
     if result.confusions:
         text = (
             "Pairs of classes that are confused, by confident learning. Many images in one pair mean an ambiguous pair."
@@ -185,18 +177,13 @@ def _sections(result: Review) -> list[Section]:
         sections.append(Section("Ambiguous classes", text, table=(("label", "proposed class", "images"), pairs)))
     if outlying := [row for row in result.findings if row.has(OUTLIER)]:
         text = "Images whose features are far from those of all other images: not of any class, or unusual."
-        sections.append(
-            _gallery("Outliers", text, outlying, [row.label for row in outlying], "outliers.png", "Outliers")
-        )
+        sections.append(_gallery("Outliers", text, outlying, [row.label for row in outlying]))
     return sections
 
 
-def _gallery(heading: str, text: str, rows: Sequence[Finding], titles: Sequence[str], file: str, alt: str) -> Section:
-    """Return a section with the first images, each under its title, and a table of all."""
-    from weft.inference.image_grid import image_grid  # matplotlib
-    from weft.pages import Section
-
-    figure = image_grid([row.path for row in rows[:SHOWN]], titles[:SHOWN])
+def _gallery(heading: str, text: str, rows: Sequence[Finding], titles: Sequence[str]) -> Section:
+    """Return a section with the first images, each with its title, and a table of all."""
+    images = image_gallery([row.path for row in rows[:SHOWN]], titles[:SHOWN])
     cells = [(printable(row.path), row.label, row.proposed, row.chance, row.action) for row in rows]
     header = ("image", "label", "proposed", "probability", "action")
-    return Section(heading, text, {file: (figure, alt)}, table=(header, cells))
+    return Section(heading, text, html=images, table=(header, cells))

@@ -16,6 +16,7 @@ import statistics
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -83,16 +84,14 @@ def accuracy(sources: list[str], seeds: int, limit: int | None) -> None:
     names = {source: "digits" if source == "digits" else Path(source).parent.name for source in sources}
     rows = [row for row in read_csv(file) if row["data"] not in names.values()]
     for source in sources:
-        more = (
-            {"limit": limit}
-            if source == "digits"
-            else {"recipe": "small_images", "epochs": 4, "limit": limit or 10_000}
-        )
+        more: dict[str, Any] = {"limit": limit}
+        if source != "digits":
+            more = {"recipe": "small_images", "epochs": 4, "limit": limit or 10_000}
         for seed in range(seeds):
             for precision in PRECISIONS:
                 with tempfile.TemporaryDirectory() as folder:
                     out = Path(folder) / "run"
-                    result = train(source, precision=precision, seed=seed, out=out, quiet=True, **more)  # type: ignore[arg-type]
+                    result = train(source, precision=precision, seed=seed, out=out, quiet=True, **more)
                     last = read_metrics(out / "metrics.csv")[-1]
                 row = {
                     "data": names[source],

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from weft.files import write_text
+from weft.files import write_file
 
 
 def read_csv(file: Path) -> list[dict[str, str]]:
@@ -26,7 +26,7 @@ def write_csv(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     writer = csv.DictWriter(text, list(columns), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    write_text(file, text.getvalue())
+    write_file(file, text.getvalue())
 
 
 def replace_rows(file: Path, rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ("processor_class",)) -> None:

@@ -10,7 +10,7 @@ from benchmarks.common.records import filled, read_csv
 from cells import CELLS
 from settings import DONE, HERE, IN_PROGRESS, MACHINE, ROOT, SCALES, Options, read_state
 
-from weft.files import write_text
+from weft.files import write_file
 
 Row = dict[str, str]
 HEADINGS = {
@@ -33,7 +33,7 @@ def write_pages(options: Options, *, publish: bool) -> None:
     """Write README.md next to the CSV files; with `publish`, also the table of weft's README."""
     if not any((options.out / f"{part}.csv").exists() for part in HEADINGS):
         return
-    write_text(options.out / "README.md", page(options))
+    write_file(options.out / "README.md", page(options))
     if publish:
         spec = importlib.util.spec_from_file_location("figures", ROOT / "benchmarks" / "speed" / "figures.py")
         assert spec is not None
@@ -41,7 +41,7 @@ def write_pages(options: Options, *, publish: bool) -> None:
         figures = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(figures)
         front = ROOT / "README.md"
-        write_text(front, filled(front.read_text(), "figures", figures.summary(figures.measured_folders()))[0])
+        write_file(front, filled(front.read_text(), "figures", figures.summary(figures.measured_folders()))[0])
 
 
 def page(options: Options) -> str:

@@ -48,7 +48,7 @@ from settings import (
 )
 
 from weft.errors import WeftError
-from weft.files import write_text
+from weft.files import write_file
 
 CORES = os.cpu_count() or 1
 AT_ONCE = {"parity": CORES // 2, "resume": CORES // 2, "compile": 3}  # cells at the same time: nothing is timed
@@ -227,7 +227,7 @@ class Session:
 
     def _note(self, part: str, cell: str, result: str) -> None:
         self.state.setdefault(part, {})[cell] = result
-        write_text(self.options.out / "state.json", json.dumps(self.states, indent=1) + "\n")
+        write_file(self.options.out / "state.json", json.dumps(self.states, indent=1) + "\n")
         file, new = self.options.out / "failures.csv", {"part": part, "cell": cell, **machine(self.options.device)}
         others = [row for row in read_csv(file) if not (row["part"] == part and _is_of(row, new))]
         failed = [] if result in (DONE, IN_PROGRESS) else [{"part": part, "cell": cell, "error": result} | new]

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.common.records import filled, read_csv
 
-from weft.files import write_whole
+from weft.files import write_file
 from weft.pages import series_style
 from weft.study.plan import ResolvedVariant, Study, read_study
 from weft.study.statistics import Estimate
@@ -251,4 +251,4 @@ if __name__ == "__main__":
     PAGE.write_text(text)
     image = io.BytesIO()
     effects().savefig(image, format="png", dpi=110)
-    write_whole(FIGURE, image.getvalue())
+    write_file(FIGURE, image.getvalue())

@@ -217,7 +217,7 @@ def main() -> None:
                                  different=count.different))  # fmt: skip
                 print(rows[-1], flush=True)
         for what, write in (("control: in place", lambda path, data: path.write_bytes(data)),
-                            ("beside, flushed, moved", files.write_whole)):  # fmt: skip
+                            ("beside, flushed, moved", files.write_file)):  # fmt: skip
             broken = control_in_place(folder, rng, 12, write)
             rows.append(dict(model="a file of 16 MB", what=what, kills=12, runs=0, lost=broken, different=0))
             print(rows[-1], flush=True)

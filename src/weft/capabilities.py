@@ -22,7 +22,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from weft.errors import CheckpointError, StorageError
-from weft.files import cache_file, write_text
+from weft.files import cache_file, write_file
 from weft.processor import cpu_flags, cpu_name, has_bf16, limits, processor_class
 from weft.reading import read_json
 from weft.system import lock_file
@@ -137,7 +137,7 @@ def _measured() -> Capabilities:
     try:
         if file is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
-            write_text(file, _ADAPTER.dump_json(measured, indent=1).decode() + "\n")
+            write_file(file, _ADAPTER.dump_json(measured, indent=1).decode() + "\n")
             return measured
     except (OSError, StorageError):
         pass

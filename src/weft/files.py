@@ -1,7 +1,9 @@
-"""Atomic writes: after a crash at any moment, a file or directory is complete or absent.
+"""Output files and directories: after a crash at any moment, each is complete or as it was before.
 
-A file is written under a temporary name in the same folder, flushed to the disk, read back and renamed; then the folder
-is flushed. Temporary names hold the number of the process, so that `sweep` can remove those of processes that ended.
+A file is written under a temporary name in the same folder, flushed to the disk and renamed; then the folder is
+flushed. A directory is filled under a temporary name in the same way, and locked meanwhile, so that the next process
+to write there can remove or restore what one that was killed has left. Directories of runs and studies grow in place:
+see `weft.runs.directory`.
 """
 
 from __future__ import annotations
@@ -13,13 +15,14 @@ import hashlib
 import io
 import os
 import re
+import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from weft.errors import StorageError, UsageError
-from weft.system import is_alive, rename, start_time
+from weft.system import lock_directory, rename
 
 
 def cache_dir() -> Path:
@@ -50,43 +53,48 @@ class TakenError(UsageError):
     """An output directory that another process uses, or that holds files already."""
 
 
-LOCK = Path("state") / "lock"  # in a directory that a process has reserved; it does not count as content
-
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of a full disk or quota
-
-FILES = (".csv", ".tsv", ".parquet", ".json", ".html", ".md", ".png")  # suffixes of what is in such a directory
-
-_CHUNK = 1 << 22
-_OURS = re.compile(r"\.(?P<name>.+)\.(?P<pid>\d+)\.(part|old)")
+SUFFIXES = (".csv", ".tsv", ".parquet", ".json", ".html", ".md", ".png")  # of files in an output directory
+_TEMPORARY = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{8}\.(part|old)")
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file atomically, and read it back to verify it.
+def write_file(path: Path, data: bytes | str, check: Callable[[Path], None] | None = None) -> None:
+    """Write a file atomically; text in UTF-8.
 
-    On Linux its pages are dropped from the page cache first, so that the file system reads the device. Elsewhere, and
-    on file systems in memory, the check only shows that the file has the expected bytes.
+    Args:
+        path: the file; it may exist.
+        data: its content.
+        check: called with the path of the file on the disk before it takes its place.
 
     Raises:
         UsageError: the path does not end in a name.
-        StorageError: the file cannot be written, or reads back differently. An existing file is unchanged.
+        StorageError: the file cannot be written. An existing file is unchanged.
     """
     refuse_nameless(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    data = data.encode("utf-8", "backslashreplace") if isinstance(data, str) else data
+    temporary = temporary_path(path)
     with writing(path, len(data)):
         try:
-            temporary.unlink(missing_ok=True)
-            with open(temporary, "xb", opener=no_follow) as file:
-                for start in range(0, len(data), _CHUNK):
-                    file.write(data[start : start + _CHUNK])
-                    file.flush()
+            with open(temporary, "xb") as file:
+                file.write(data)
+                file.flush()
                 os.fsync(file.fileno())
-                _forget_pages(file.fileno())
-            if sha256_of(temporary) != hashlib.sha256(data).hexdigest():
-                raise StorageError(f"{path} must read back as it was written; it does not. Check the disk for errors.")
+            if check is not None:
+                check(temporary)
             rename(temporary, path)
             flush_folder(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def write_table(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Write a CSV file atomically, in UTF-8. Names of files that are not UTF-8 keep their bytes, so that they are
+    found again."""
+    text, lines = io.StringIO(newline=""), [header, *rows]
+    has_returns = any("\r" in str(cell) for line in lines for cell in line)  # which csv does not quote by itself
+    quoting = csv.QUOTE_ALL if has_returns else csv.QUOTE_MINIMAL
+    csv.writer(text, lineterminator="\n", quoting=quoting).writerows(lines)
+    write_file(path, text.getvalue().encode("utf-8", "surrogateescape"))
 
 
 @contextlib.contextmanager
@@ -102,16 +110,14 @@ def writing(path: Path, num_bytes: int | None = None) -> Iterator[None]:
         raise StorageError(f"{path} must be writable; {error.strerror or error}{needs}. {advice}") from error
 
 
-def no_follow(path: str, flags: int) -> int:
-    """Open a file without following symbolic links; an `opener` for `open`. Windows follows them."""
-    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+def temporary_path(path: Path, suffix: str = "part") -> Path:
+    """Return a new name next to a file or directory, under which it is written before it takes its place."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.{suffix}")
 
 
-def _forget_pages(descriptor: int) -> None:
-    """Drop a flushed file from the page cache, where the system supports it."""
-    if hasattr(os, "posix_fadvise"):
-        with contextlib.suppress(OSError):
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+def is_temporary(path: Path) -> bool:
+    """Return whether a path has the name under which weft writes a file or directory, or moves one away."""
+    return _TEMPORARY.fullmatch(path.name) is not None
 
 
 def flush_file(path: Path) -> None:
@@ -136,50 +142,6 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def sweep(folder: Path, remove: Callable[[Path], None], name: str | None = None) -> None:
-    """Remove temporary files of processes that have ended, and restore what such a process had moved away.
-
-    Args:
-        folder: in which they are; it may be missing.
-        remove: removes a file or directory.
-        name: only those of the file or directory with this name.
-    """
-    for entry in folder.iterdir() if folder.is_dir() else ():
-        match = _OURS.fullmatch(entry.name)
-        if match is None or name not in (None, match["name"]) or not is_leftover(entry):
-            continue
-        place = folder / match["name"]
-        if entry.name.endswith(".old") and not place.exists():
-            rename(entry, place)
-        else:
-            remove(entry)
-
-
-def is_leftover(path: Path) -> bool:
-    """Return whether a path is the temporary file of a process that has ended."""
-    match = _OURS.fullmatch(path.name)
-    if match is None:
-        return False
-    pid = int(match["pid"])
-    return not is_alive(pid) or _began_later(pid, path)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically, in UTF-8."""
-    # backslashreplace: names of files and classes may hold bytes that are not valid text
-    write_whole(path, text.encode("utf-8", "backslashreplace"))
-
-
-def write_table(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Write a CSV file atomically, in UTF-8. Names of files that are not UTF-8 keep their bytes, so that they are
-    found again."""
-    text, lines = io.StringIO(newline=""), [header, *rows]
-    has_returns = any("\r" in str(cell) for line in lines for cell in line)  # which csv does not quote by itself
-    quoting = csv.QUOTE_ALL if has_returns else csv.QUOTE_MINIMAL
-    csv.writer(text, lineterminator="\n", quoting=quoting).writerows(lines)
-    write_whole(path, text.getvalue().encode("utf-8", "surrogateescape"))
-
-
 def remove(path: Path) -> None:
     """Remove a file, a link or a directory with its contents; nothing happens where none exists."""
     if path.is_dir() and not path.is_symlink():
@@ -188,51 +150,61 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def entries_of(path: Path) -> list[Path]:
-    """Return the entries of a directory (or the file itself) without a lock that is alone in its folder."""
-    if not path.is_dir():
-        return [path] if path.exists() else []
-    return [entry for entry in path.iterdir() if entry != path / LOCK.parent or set(entry.iterdir()) - {path / LOCK}]
+def folder_size(folder: Path) -> int:
+    """Return the size of all files below a folder in bytes; links count nothing."""
+    files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    return sum(path.stat().st_size for path in files)
 
 
-def refuse_taken(path: Path, contents: Sequence[str], *, force: bool) -> None:
+def check_output(path: Path, owned: Sequence[str] = (), *, force: bool) -> None:
+    """Check that an output directory can be made, or replaced as a whole; leaves no file behind.
+
+    Args:
+        path: the directory.
+        owned: names of the entries that it may hold in order to be replaced.
+        force: replace an existing directory.
+
+    Raises:
+        UsageError: the path has no name or that of a file such as x.csv, is a mount point, or is taken.
+        StorageError: it cannot be written to.
+    """
+    refuse_nameless(path)
+    if path.suffix.lower() in SUFFIXES and not path.is_dir():
+        raise UsageError(
+            f"--out must name a directory; '{path}' is the name of a file. For example: --out {path.stem}."
+        )
+    refuse_taken(path, owned, force=force)
+    if path.is_mount():
+        raise UsageError(
+            f"The output directory is replaced as a whole; {path} is a mount point, which cannot be. Choose a directory"
+            f" in it, such as {path / 'out'}."
+        )
+    check_writable(path.parent)
+
+
+def refuse_taken(path: Path, owned: Sequence[str], *, force: bool, entries: Sequence[Path] | None = None) -> None:
     """Check that an output directory is new, empty or replaceable.
 
     Args:
         path: the directory.
-        contents: names of entries that `force` may replace.
-        force: allow an existing directory, if it holds nothing but `contents` and temporary files.
+        owned, force: as in `check_output`.
+        entries: those of the directory that count; None for all.
 
     Raises:
         UsageError: the directory holds other entries, or any without `force`.
     """
-    with writing(path):
-        entries = entries_of(path)
+    if entries is None:
+        with writing(path):
+            entries = list(path.iterdir()) if path.is_dir() else [path] if path.exists() else []
     if entries and not force:
-        raise TakenError(
-            f"The output directory must be new or empty; {path} is neither. Pass --force or another --out."
-        )
-    own = {path / name for name in contents}
-    if foreign := sorted(entry for entry in entries if entry not in own and not is_leftover(entry)):
+        raise TakenError(f"The output directory must be new or empty; {path} is neither. Pass --force or another path.")
+    if entries == [path]:
+        raise UsageError(f"--force replaces only directories; {path} is a file. Choose another path.")
+    own = {path / name for name in owned}
+    if foreign := sorted(entry for entry in entries if entry not in own and not is_temporary(entry)):
         raise UsageError(
-            f"--force replaces only files that weft writes; {path} also holds '{foreign[0].name}'."
-            " Choose another --out."
+            f"--force replaces only files that weft writes; {path} also holds '{foreign[0].name}'. Choose another path."
         )
-
-
-def check_out_dir(path: Path, contents: Sequence[str], *, force: bool) -> None:
-    """Check that results can be written to an output directory: as `refuse_taken`, and by its name.
-
-    Raises:
-        UsageError: as in `refuse_taken`, or it has the name of a file, such as x.csv.
-        StorageError: it cannot be written to.
-    """
-    if path.suffix.lower() in FILES and not path.is_dir():
-        raise UsageError(
-            f"--out must name a directory; '{path}' is the name of a file. For example: --out {path.stem}."
-        )
-    refuse_taken(path, contents, force=force)
-    check_writable(path)
 
 
 def refuse_nameless(path: Path) -> None:
@@ -263,121 +235,75 @@ def check_writable(path: Path) -> None:
                 folder.rmdir()
 
 
-def make_dir(path: Path, contents: Sequence[str], *, force: bool) -> None:
-    """Make an empty directory for `contents`; a lock in it stays.
-
-    Args:
-        path: the directory; parents are made.
-        contents: names of entries that are removed under `force`; nothing else is ever removed.
-        force: replace an existing directory.
-
-    Raises:
-        UsageError: the directory is taken.
-        StorageError: it cannot be made or written to.
-    """
-    refuse_taken(path, contents, force=force)
-    check_writable(path)
-    with writing(path):
-        clear(path, contents)
-        path.mkdir(parents=True, exist_ok=True)
-
-
-def clear(path: Path, contents: Sequence[str]) -> None:
-    """Remove `contents` and temporary files of ended processes from a directory; the lock stays."""
-    for inside in written(path, contents):
-        remove(inside)
-
-
-def written(path: Path, contents: Sequence[str]) -> Iterator[Path]:
-    """Yield the entries of a directory that are in `contents` or are temporary files of ended processes."""
-    for entry in entries_of(path):
-        if entry.name in contents or is_leftover(entry):
-            yield from (
-                inside
-                for inside in (entry.iterdir() if entry == path / LOCK.parent else (entry,))
-                if inside != path / LOCK
-            )
-
-
 @contextlib.contextmanager
-def new_directory(path: Path, contents: Sequence[str], *, force: bool) -> Iterator[Path]:
+def new_directory(path: Path, owned: Sequence[str] = (), *, force: bool) -> Iterator[Path]:
     """Write a directory atomically: fill the one that is yielded; it takes its place if no error occurs.
 
     Args:
-        path: the directory to make.
-        contents: names of entries that an existing directory may hold in order to be replaced.
-        force: replace an existing directory.
+        path, owned, force: as in `check_output`.
 
     Raises:
-        UsageError: `path` is taken, or does not end in a name.
-        StorageError: the directory cannot be written.
+        UsageError, StorageError: as in `check_output`; or another process writes the same directory.
     """
     refuse_nameless(path)
+    path = Path(os.path.realpath(path))  # a link stays
     with writing(path):
-        sweep(path.parent, remove, path.name)  # of a process that was killed
-    refuse_existing(path, contents, force=force)
-    temporary, before = (path.with_name(f".{path.name}.{os.getpid()}.{end}") for end in ("part", "old"))
+        _settle_leftovers(path)
+    check_output(path, owned, force=force)
+    temporary = temporary_path(path)
     with writing(path):
         temporary.mkdir(parents=True)
     try:
-        with writing(path):
+        with lock_directory(temporary), writing(path):
             yield temporary
             for file in temporary.rglob("*"):
                 if file.is_file():
                     flush_file(file)
-            swap(temporary, path, before)
+            refuse_taken(path, owned, force=force)
+            _swap(temporary, path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def refuse_existing(path: Path, contents: Sequence[str] = (), *, force: bool) -> None:
-    """Check that an output directory is new, or replaceable, as `new_directory` does.
+def _swap(temporary: Path, path: Path) -> None:
+    """Rename a finished directory to its place; the existing one is removed afterwards, or restored on failure."""
+    before = temporary.with_suffix(".old")
+    with lock_directory(path) if path.exists() else contextlib.nullcontext():
+        if path.exists():
+            rename(path, before)
+        try:
+            rename(temporary, path)
+        except OSError:
+            if before.exists():
+                rename(before, path)
+            raise
+        flush_folder(path.parent)
+        shutil.rmtree(before, ignore_errors=True)
+
+
+def _settle_leftovers(path: Path) -> None:
+    """Settle what processes that were killed while they wrote a directory have left next to it.
 
     Raises:
-        UsageError: `path` is taken, or does not end in a name.
+        TakenError: a process writes it now.
     """
-    refuse_nameless(path)
-    if not path.exists():
-        return
-    if not force:
-        raise UsageError(f"The output directory must be new; {path} exists already. Pass --force or another path.")
-    if not path.is_dir():
-        raise UsageError(f"force replaces only directories that weft writes; {path} is a file.")
-    foreign = sorted(entry.name for entry in path.iterdir() if entry.name not in contents)
-    if foreign:
-        raise UsageError(f"force replaces only directories that weft writes; {path} also holds {foreign[0]!r}.")
+    for entry in path.parent.iterdir() if path.parent.is_dir() else ():
+        match = _TEMPORARY.fullmatch(entry.name)
+        if match is None or match["name"] != path.name or not entry.is_dir():
+            continue
+        with contextlib.suppress(FileNotFoundError), lock_directory(entry) as is_locked:
+            if is_locked:
+                settle(entry)
+            elif is_locked is False:
+                raise TakenError(f"Only one process at a time can write {path}; another one does. Wait for it.")
 
 
-def swap(temporary: Path, path: Path, before: Path) -> None:
-    """Rename a finished directory to its place; the existing one is removed afterwards, or restored on failure."""
-    if path.exists():
-        rename(path, before)
-    try:
-        rename(temporary, path)
-    except OSError:
-        if before.exists():
-            rename(before, path)
-        raise
-    flush_folder(path.parent)
-    shutil.rmtree(before, ignore_errors=True)
-
-
-def _began_later(pid: int, path: Path) -> bool:
-    """Return whether a process started after a file was written, so that it only reuses the number of the writer.
-
-    In a container, for example, every main process has number 1.
-    """
-    began = start_time(pid)
-    try:
-        status = path.lstat()
-    except OSError:
-        return False
-    return (
-        began is not None and began > max(status.st_mtime, status.st_ctime) + 2
-    )  # seconds: the boot's is a whole number
-
-
-def folder_size(folder: Path) -> int:
-    """Return the size of all files below a folder in bytes; links count nothing."""
-    files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
-    return sum(path.stat().st_size for path in files)
+def settle(entry: Path) -> None:
+    """Remove what a killed process has left under a temporary name, or put back what it had moved away."""
+    match = _TEMPORARY.fullmatch(entry.name)
+    assert match is not None
+    place = entry.with_name(match["name"])
+    if entry.suffix == ".old" and not place.exists():
+        rename(entry, place)
+    else:
+        remove(entry)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weft import markup
-from weft.files import write_text, writing
+from weft.files import write_file, writing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -85,7 +85,7 @@ def write_page(folder: Path, title: str, lead: Lead, summary: Fields, sections: 
         warnings.filterwarnings("ignore", "Glyph .* missing from")  # the browser has the fonts of every script
         folder.mkdir(parents=True, exist_ok=True)
         page = _html(title, lead, summary, sections)
-    write_text(folder / REPORT, page)
+    write_file(folder / REPORT, page)
 
 
 def new_figure(width: float, height: float) -> Figure:

@@ -1,10 +1,8 @@
-"""Differences between Linux, macOS and Windows: file locks, renames, file names, processes and memory.
-
-On Linux this module uses /proc and the calls of the system alone. psutil is a dependency on other systems only.
-"""
+"""Differences between Linux, macOS and Windows: file locks, renames, file names, processes and memory."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
 import os
@@ -12,6 +10,7 @@ import re
 import sys
 import time
 import unicodedata
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +63,31 @@ def lock_file(descriptor: int) -> bool:
     return True
 
 
+@contextlib.contextmanager
+def lock_directory(path: Path) -> Iterator[bool | None]:
+    """Lock a directory against other processes and threads, until the block or the process ends.
+
+    Yields:
+        Whether it is locked now; None where directories have no locks (Windows, some network file systems).
+
+    Raises:
+        OSError: there is no such directory.
+    """
+    if fcntl is None:
+        yield None
+        return
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        is_locked: bool | None = True
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            is_locked = False if error.errno in _TAKEN else None
+        yield is_locked
+    finally:
+        os.close(folder)
+
+
 def _lock_on_windows(descriptor: int) -> None:
     msvcrt: Any = importlib.import_module("msvcrt")
     before = os.lseek(descriptor, 0, os.SEEK_CUR)
@@ -100,40 +124,9 @@ def hide_wandb() -> None:
 
 def is_alive(pid: int) -> bool:
     """Return whether a process with this number runs."""
-    if IS_WINDOWS:  # os.kill(pid, 0) would send Ctrl-C there
-        import psutil
-
-        return psutil.pid_exists(pid)
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):  # process of another user, or a number that no process can have
-        return True
-    return True
-
-
-def start_time(pid: int) -> float | None:
-    """Return when a process started, in seconds since 1970; None if that is not known."""
-    if sys.platform == "linux" and not IS_WINDOWS:
-        return _start_time_by_proc(pid)
     import psutil
 
-    try:
-        return psutil.Process(pid).create_time()
-    except psutil.Error:
-        return None
-
-
-def _start_time_by_proc(pid: int) -> float | None:
-    try:
-        process = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        system = Path("/proc/stat").read_text(encoding="ascii")
-        boot = next(line for line in system.splitlines() if line.startswith("btime "))
-        ticks = int(process.rpartition(")")[2].split()[19])
-    except (OSError, ValueError, IndexError, StopIteration):
-        return None
-    return int(boot.split()[1]) + ticks / os.sysconf("SC_CLK_TCK")
+    return psutil.pid_exists(pid)
 
 
 def peak_mib() -> int:
@@ -147,12 +140,3 @@ def peak_mib() -> int:
         return int(getattr(memory, "peak_wset", memory.rss)) >> 20
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak >> (20 if sys.platform == "darwin" else 10)  # in bytes on macOS, in KiB on Linux
-
-
-def total_memory() -> int:
-    """Return the memory of the machine, in bytes."""
-    if "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {}):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    import psutil  # Windows
-
-    return psutil.virtual_memory().total

@@ -480,7 +480,7 @@ def test_the_tables_are_written_without_matplotlib(
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.delitem(sys.modules, "benchmarks.speed.plot", raising=False)
-    monkeypatch.setattr(modules["report"], "write_text", lambda file, text: written.append(file))
+    monkeypatch.setattr(modules["report"], "write_file", lambda file, text: written.append(file))
     (tmp_path / "loop.csv").write_text("cell\n")
     options = modules["settings"].Options("cpu", "small", tmp_path, None, 100)
     modules["report"].write_pages(options, publish=True)

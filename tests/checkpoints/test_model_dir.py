@@ -86,17 +86,15 @@ def test_one_channel(tmp_path):
 
 def test_nothing_is_overwritten_without_force(tmp_path):
     model, path = saved(tmp_path)
-    with pytest.raises(UsageError, match=r"The output directory must be new; .*/m exists already"):
+    with pytest.raises(UsageError, match=r"The output directory must be new or empty; .*/m is neither"):
         save_model_dir(model, path)
     save_model_dir(model, path, force=True)
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "x.jpg").write_bytes(b"x")
-    with pytest.raises(
-        UsageError, match=r"force replaces only directories that weft writes; .*/photos also holds 'x.jpg'"
-    ):
+    with pytest.raises(UsageError, match=r"force replaces only files that weft writes; .*/photos also holds 'x.jpg'"):
         save_model_dir(model, tmp_path / "photos", force=True)
     assert (tmp_path / "photos" / "x.jpg").exists()
-    with pytest.raises(UsageError, match=r"force replaces only directories that weft writes; .*/x.jpg is a file"):
+    with pytest.raises(UsageError, match=r"force replaces only directories; .*/x.jpg is a file"):
         save_model_dir(model, tmp_path / "photos" / "x.jpg", force=True)
     (path / "notes.txt").write_text("mine")
     with pytest.raises(UsageError, match=r"/m also holds 'notes.txt'"):

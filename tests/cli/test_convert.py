@@ -210,9 +210,12 @@ def test_what_does_not_fit(tmp_path, capsys, arguments, code, message):
 def test_nothing_is_overwritten(tmp_path, capsys):
     save_file(lively("cvt_nano_32", num_classes=3).state_dict(), tmp_path / "x.safetensors")
     (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.json").write_text("mine")
     code, _, err = convert(capsys, tmp_path / "x.safetensors", tmp_path / "m")
     assert code == UsageError.exit_code
-    assert "exists already. Pass --force or another path" in err
+    assert "must be new or empty" in err
+    assert "Pass --force or another path" in err
+    assert [path.read_text() for path in (tmp_path / "m").iterdir()] == ["mine"]
 
 
 def test_a_missing_file(tmp_path, capsys):

@@ -423,7 +423,7 @@ def test_prepared_once(tmp_path: Path) -> None:
     for i in range(len(before.train)):
         assert after.train.labels[i] == before.train.labels[i]
         assert min(Image.open(io.BytesIO(after.train.read(i).data)).size) == 16
-    with pytest.raises(UsageError, match=r"must be new; .*packed exists already"):
+    with pytest.raises(UsageError, match=r"must be new or empty; .*packed is neither"):
         prepare_data(photos, tmp_path / "packed", 16)
     first = [path.read_bytes() for path in sorted((tmp_path / "packed").iterdir())]
     prepare_data(photos, tmp_path / "packed", 16, force=True)

@@ -608,7 +608,6 @@ def _without(x: torch.Tensor, places: np.ndarray, side: int) -> torch.Tensor:
     return x
 
 
-@pytest.mark.xfail(strict=True, reason="part 3 of the third house: one output protocol for all but runs")
 def test_an_interrupted_explanation_is_repeated_with_force(tmp_path, monkeypatch):
     save_model_dir(lively("cvt_nano_32", num_classes=2), tmp_path / "model", label_names=["a", "b"])
     for number in range(2):

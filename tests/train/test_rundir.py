@@ -15,29 +15,38 @@ import pytest
 
 from weft.data.prepare import prepare_data
 from weft.errors import CheckpointError, StorageError, UsageError
-from weft.files import make_dir, new_directory, write_text, writing
+from weft.files import new_directory, write_file, writing
 from weft.runs import directory as rundir
-from weft.runs.directory import CONTENTS, PROBE, REPLACEABLE, EpochRow, StepLog, read_metrics, write_metrics
+from weft.runs.directory import (
+    CONTENTS,
+    PROBE,
+    REPLACEABLE,
+    EpochRow,
+    StepLog,
+    make_dir,
+    read_metrics,
+    write_metrics,
+)
 from weft.train.state import newest_step
 
-ENDED = (1 << 22) - 1  # no process has this number
+HEX = "0a1b2c3d"  # part of a temporary name
 ROW = EpochRow(1, 22, 1e-6, 2.2279612, 18.3949, 1.5, 40.39, 84.67, 89.8, 3.1, 16.2)
 
 
 @pytest.mark.parametrize("is_there", [False, True])
 def test_what_a_killed_process_had_moved_away(is_there: bool, tmp_path: Path) -> None:
     """It is restored if its place is empty; otherwise it is removed."""
-    old = tmp_path / f".out.{ENDED}.old"
+    old = tmp_path / f".out.{HEX}.old"
     old.mkdir()
     (old / "config.json").write_text("old")
-    (tmp_path / f".other.{ENDED}.old").mkdir()
+    (tmp_path / f".other.{HEX}.old").mkdir()
     if is_there:
         (tmp_path / "out").mkdir()
         (tmp_path / "out" / "config.json").write_text("present")
     with pytest.raises(UsageError, match="must be new"), new_directory(tmp_path / "out", (), force=False):
         pass
     assert (tmp_path / "out" / "config.json").read_text() == ("present" if is_there else "old")
-    assert [path.name for path in sorted(tmp_path.iterdir())] == [f".other.{ENDED}.old", "out"]
+    assert [path.name for path in sorted(tmp_path.iterdir())] == [f".other.{HEX}.old", "out"]
     with new_directory(tmp_path / "out", ("config.json",), force=True) as folder:
         (folder / "config.json").write_text("new")
     assert (tmp_path / "out" / "config.json").read_text() == "new"
@@ -56,7 +65,7 @@ def test_what_is_replaced_as_a_whole_has_a_name(path: str, tmp_path: Path, monke
     with pytest.raises(UsageError, match=message):
         prepare_data("digits", path, 16, force=True)
     with pytest.raises(UsageError, match=message):
-        write_text(Path(path), "")
+        write_file(Path(path), "")
     with pytest.raises(UsageError, match=message), new_directory(Path(path), (), force=True):
         pass
 
@@ -65,7 +74,10 @@ def test_two_threads_that_write_one_directory(tmp_path: Path) -> None:
     """The second one fails, and leaves what the first one has written."""
     with new_directory(tmp_path / "out", (), force=False) as folder:
         (folder / "file").write_text("first")
-        with pytest.raises(StorageError, match="File exists"), new_directory(tmp_path / "out", (), force=False):
+        with (
+            pytest.raises(UsageError, match=r"Only one process at a time can write .*/out;"),
+            new_directory(tmp_path / "out", (), force=False),
+        ):
             pass
     assert [path.name for path in tmp_path.rglob("*")] == ["out", "file"]
 
@@ -115,14 +127,14 @@ def test_a_place_that_cannot_be(tmp_path: Path) -> None:
 
 def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "metrics.csv"
-    write_text(path, "old")
+    write_file(path, "old")
 
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(StorageError, match=r"metrics\.csv must be writable; No space left on device"):
-        write_text(path, "new")
+        write_file(path, "new")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -130,7 +142,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mon
 def test_written_files_obey_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
-        write_text(tmp_path / "x", "text\n")
+        write_file(tmp_path / "x", "text\n")
     finally:
         os.umask(before)
     assert (tmp_path / "x").stat().st_mode & 0o777 == 0o640

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import math
 import os
-import platform
 import random
 import re
-import shutil
-import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -22,9 +22,9 @@ from safetensors.torch import save_file
 from tests.killpoints import killpoints
 from tests.train import tiny
 from weft import files
-from weft.errors import CheckpointError, StorageError
+from weft.errors import CheckpointError, StorageError, UsageError
 from weft.reading import MAX_BYTES
-from weft.runs.directory import EpochRow
+from weft.runs.directory import EpochRow, sweep
 from weft.train import state
 from weft.train.environment import MachineRecord
 from weft.train.meter import Meter
@@ -188,7 +188,7 @@ class Killed(BaseException):
     """Stands for a kill: nothing catches it."""
 
 
-CALLS = 9  # kill points of one save: a file, and the oldest state
+CALLS = 8  # kill points of one save: a file, and the oldest state
 
 
 def test_the_number_of_kill_points(tmp_path: Path) -> None:
@@ -217,8 +217,7 @@ def test_a_kill_at_every_point_leaves_the_old_or_the_new(
     found, _, skipped = load_state(tmp_path)
     assert found.step in (2, 3)
     assert skipped == {}
-    monkeypatch.setattr(files, "is_alive", lambda pid: False)
-    files.sweep(tmp_path, Path.unlink)
+    sweep(tmp_path)
     assert not [name for name in names(tmp_path) if name.startswith(".")]
     assert load_state(tmp_path)[0].step == found.step
 
@@ -232,7 +231,7 @@ def test_a_writer_in_place_would_lose_it(tmp_path: Path, monkeypatch: pytest.Mon
         target.write_bytes(data[: len(data) // 2])
         raise Killed
 
-    monkeypatch.setattr(state, "write_whole", in_place)
+    monkeypatch.setattr(state, "write_verified", in_place)
     with pytest.raises(Killed):
         save(tmp_path, 1)
     assert path.stat().st_size > 0
@@ -310,7 +309,7 @@ def test_a_folder_that_vanished(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "sha256_of", lambda path: "0" * 64)
+    monkeypatch.setattr(state, "sha256_of", lambda path: "0" * 64)
     with pytest.raises(StorageError, match="must read back as it was written; it does not"):
         save(tmp_path, 1)
     assert names(tmp_path) == []
@@ -323,70 +322,82 @@ def test_no_code_is_in_a_state(tmp_path: Path) -> None:
     assert re.match(rb".{8}\{", path.read_bytes(), re.S)
 
 
-def test_what_stands_where_a_file_is_written_first_is_never_followed(tmp_path: Path) -> None:
+def test_what_stands_where_a_file_is_written_first_is_never_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A link that somebody prepared in the directory of a run."""
     precious = tmp_path / "precious"
     precious.write_text("mine")
-    (tmp_path / f".x.{os.getpid()}.part").symlink_to(precious)
-    files.write_whole(tmp_path / "x", b"new")
+    monkeypatch.setattr("weft.files.secrets.token_hex", lambda count: "0" * 2 * count)
+    (tmp_path / ".x.00000000.part").symlink_to(precious)
+    with pytest.raises(StorageError, match="File exists"):
+        files.write_file(tmp_path / "x", b"new")
+    assert precious.read_text() == "mine"
+    files.write_file(tmp_path / "x", b"new")
     assert (tmp_path / "x").read_bytes() == b"new"
     (tmp_path / "y").symlink_to(precious)
-    files.write_whole(tmp_path / "y", b"new")
+    files.write_file(tmp_path / "y", b"new")
     assert not (tmp_path / "y").is_symlink()
     assert precious.read_text() == "mine"
 
 
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="only Linux tells when a process began")
-def test_a_leftover_of_an_earlier_process_of_the_same_number_is_one(tmp_path: Path) -> None:
-    """As of process 1 of a container: it lives again in the next one."""
-    old, new = tmp_path / f".best.{os.getpid()}.old", tmp_path / f".last.{os.getpid()}.part"
-    for path in (old, new):
-        path.mkdir()
-    assert not files.is_leftover(old)  # this process is at work on it
-    assert not files._began_later(os.getpid(), old)
-    real = Path.read_text
-
-    # the time of a file's last change cannot be set back: the start of the process is set forward
-    def later(self: Path, *args: object, **arguments: object) -> str:
-        text = real(self, *args, **arguments)
-        if self == Path("/proc/stat"):
-            text = re.sub(r"btime (\d+)", lambda found: f"btime {int(found[1]) + 86_400}", text)
-        return text
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Path, "read_text", later)
-        assert files.is_leftover(old)
-        files.sweep(tmp_path, shutil.rmtree)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["best"]
+def test_a_directory_that_another_process_writes_is_no_leftover(tmp_path: Path) -> None:
+    """The lock tells, not the number of its process: every main process of a container has number 1, and on a shared
+    disk it may be that of another host."""
+    with subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path / "out")], stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == b"writing\n"
+        with pytest.raises(UsageError, match="another one does"), files.new_directory(tmp_path / "out", force=False):
+            pass
+        (temporary,) = tmp_path.iterdir()
+        assert [path.name for path in temporary.iterdir()] == ["half"]
+        writer.kill()
+    with files.new_directory(tmp_path / "out", force=False) as folder:
+        (folder / "whole").touch()
+    assert [path.relative_to(tmp_path).as_posix() for path in sorted(tmp_path.rglob("*"))] == ["out", "out/whole"]
 
 
-@pytest.mark.xfail(strict=True, reason="part 3 of the third house: temporary files are locked, or name their host")
-def test_a_file_that_another_host_writes_is_no_leftover(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a shared disk, where the number of its process is that of no process here."""
-    checked: list[bool] = []
+WRITER = """
+import pathlib, sys, time
+from weft.files import new_directory
+with new_directory(pathlib.Path(sys.argv[1]), force=False) as folder:
+    (folder / "half").touch()
+    print("writing", flush=True)
+    time.sleep(60)
+"""
 
-    def here(temporary: Path, path: Path) -> None:
-        with monkeypatch.context() as patch:
-            for name, function in ours.items():
-                patch.setattr(name, function)
-            checked.append(files.is_leftover(Path(temporary)))
-        os.replace(temporary, path)
 
-    ours = {"os.getpid": os.getpid, "socket.gethostname": socket.gethostname, "platform.node": platform.node}
-    monkeypatch.setattr(files, "rename", here)
-    for name in ours:
-        monkeypatch.setattr(name, lambda is_number=name == "os.getpid": 2**22 + 1 if is_number else "other-host")
-    files.write_whole(tmp_path / "x", b"new")
-    assert checked == [False]
+@pytest.mark.parametrize("number", range(8))
+def test_a_kill_while_a_directory_is_replaced_leaves_the_old_or_the_new(number: int, tmp_path: Path) -> None:
+    """Before every rename, removal and flush."""
+
+    def write(content: str) -> None:
+        with files.new_directory(tmp_path / "out", ("file",), force=True) as folder:
+            (folder / "file").write_text(content)
+
+    write("old")
+    passed: list[str] = []
+
+    def fatal(name: str) -> None:
+        passed.append(name)
+        if len(passed) > number:
+            raise Killed
+
+    with killpoints(fatal), contextlib.suppress(Killed):
+        write("new")
+    with pytest.raises(UsageError, match="must be new or empty"), files.new_directory(tmp_path / "out", force=False):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert (tmp_path / "out" / "file").read_text() in ("old", "new")
 
 
 @pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="the system has no such call")
 def test_what_is_read_back_is_out_of_the_cache_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the flush and the check."""
     order: list[str] = []
-    real_sync, real_advise, real_sum = os.fsync, os.posix_fadvise, files.sha256_of
+    real_sync, real_advise, real_sum = os.fsync, os.posix_fadvise, state.sha256_of
     monkeypatch.setattr(os, "fsync", lambda fd: (order.append("fsync"), real_sync(fd))[1])
     monkeypatch.setattr(os, "posix_fadvise", lambda *args: (order.append("forget"), real_advise(*args))[1])
-    monkeypatch.setattr(files, "sha256_of", lambda path: (order.append("read"), real_sum(path))[1])
-    files.write_whole(tmp_path / "x", b"new")
+    monkeypatch.setattr(state, "sha256_of", lambda path: (order.append("read"), real_sum(path))[1])
+    state.write_verified(tmp_path / "x", b"new")
     assert order[:3] == ["fsync", "forget", "read"]

@@ -23,9 +23,10 @@ from weft.checkpoints.load import (
     recognise,
     under,
 )
-from weft.checkpoints.model_dir import save_model_dir
+from weft.checkpoints.model_dir import CONTENTS, save_model_dir
 from weft.checkpoints.source_folder import read_metadata, weights_in
 from weft.errors import CheckpointError, UsageError
+from weft.files import check_output
 from weft.models.building import create_model
 from weft.models.building import switches as switches_of
 from weft.models.contract import preprocessing, resized
@@ -69,8 +70,7 @@ def convert_checkpoint(
         CheckpointError: the file is refused, or does not match the model.
     """
     out = Path(out)
-    if out.exists() and not force:
-        raise UsageError(f"The output directory must be new; {out} exists already. Pass --force or another path.")
+    check_output(out, CONTENTS, force=force)
     file = weights_in(Path(source))
     state, part, others = read_contents(file, state_dict=state_dict, import_foreign=import_foreign)
     settings = dict(settings or {})

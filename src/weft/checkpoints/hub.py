@@ -24,7 +24,7 @@ from weft.checkpoints.files import read_state_dict
 from weft.checkpoints.hub_client import REPLY_SECONDS, hub_file
 from weft.checkpoints.load import to_weft
 from weft.errors import CheckpointError, nearest
-from weft.files import sha256_of, write_whole
+from weft.files import sha256_of, write_file
 from weft.lazy import LazyModule
 from weft.models.building import create_model as build
 from weft.models.families import VARIANTS
@@ -194,7 +194,7 @@ def _fetch_file(url: str, cache_dir: str | Path | None) -> Path:
     if actual != sha256:
         raise OSError(f"its sha256 must begin with {sha256}; it begins with {actual}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, content)
+    write_file(path, content)
     return path
 
 

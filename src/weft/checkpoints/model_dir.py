@@ -24,13 +24,14 @@ from weft.checkpoints.load import load_checkpoint
 from weft.checkpoints.unknown import FILE as DETECTOR
 from weft.checkpoints.unknown import UnknownDetector, detector_of, read_detector
 from weft.errors import CheckpointError, UsageError, nearest
-from weft.files import new_directory, sha256_of, write_text, write_whole
+from weft.files import new_directory, sha256_of, write_file
 from weft.lazy import LazyModule
 from weft.models.base import Backbone
 from weft.models.building import NoRandomInit, build_described
 from weft.models.contract import VALUE_RANGE
 from weft.models.families import VARIANTS, plugin_of
 
+CONTENTS = (WEIGHTS, CONFIG, DETECTOR)  # of a model directory
 timm: Any = LazyModule("timm")
 
 
@@ -58,7 +59,7 @@ def save_model_dir(
             " original."
         )
     path = Path(path)
-    with new_directory(path, (WEIGHTS, CONFIG, DETECTOR), force=force) as folder:
+    with new_directory(path, CONTENTS, force=force) as folder:
         weights = _serialized(model)
         (folder / WEIGHTS).write_bytes(weights)
         config = write_config(model, folder, label_names, weights_sha256=hashlib.sha256(weights).hexdigest())
@@ -149,13 +150,13 @@ def write_confidence(path: Path, confidence: Confidence, detector: UnknownDetect
     config = {**json.loads((path / CONFIG).read_text(encoding="utf-8")), "confidence": asdict(confidence)}
     before, record = config.pop("unknown", None), None if detector is None else detector.record()
     if before is not None and (record is None or record["sha256"] != before["sha256"]):
-        write_text(path / CONFIG, json.dumps(config, indent=2) + "\n")
+        write_file(path / CONFIG, json.dumps(config, indent=2) + "\n")
     if detector is None:
         (path / DETECTOR).unlink(missing_ok=True)
     else:
-        write_whole(path / DETECTOR, detector.serialized())
+        write_file(path / DETECTOR, detector.serialized())
         config["unknown"] = record
-    write_text(path / CONFIG, json.dumps(config, indent=2) + "\n")
+    write_file(path / CONFIG, json.dumps(config, indent=2) + "\n")
 
 
 def build_from(config: dict[str, Any]) -> Any:

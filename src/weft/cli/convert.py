@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Convert a checkpoint, and print the model."""
-    from weft.files import refuse_existing
+    from weft.files import refuse_taken
     from weft.models.families import check_name
     from weft.progress import say, working
     from weft.recipes import load_recipe
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     recipe = load_recipe(None, values)
     out = Path(args.out)
     if not args.force:
-        refuse_existing(out, force=False)
+        refuse_taken(out, (), force=False)
     if not Path(args.source).exists():
         raise CheckpointError(f"The checkpoint must be a file; {args.source} does not exist.")
     from weft.progress import loading

@@ -9,13 +9,13 @@ import re
 import sys
 from typing import Any
 
+import psutil
 from packaging.requirements import Requirement
 from packaging.version import Version
 
 from weft.cli.options import add_common, example, note, print_json, table
 from weft.errors import DISTRIBUTION, is_installed
 from weft.processor import available_cores, cpu_flags, cpu_name, num_threads, processor_class
-from weft.system import total_memory
 from weft.version import __version__
 
 HELP = "check installed versions, and describe this machine"
@@ -126,7 +126,7 @@ def describe_machine() -> dict[str, Any]:
         "processor": cpu_name(),
         "processor_class": processor_class(),
         "cpu_flags": list(cpu_flags()),
-        "memory_gib": round(total_memory() / 2**30, 1),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         **(_torch() if is_installed("torch") else {}),
     }
 

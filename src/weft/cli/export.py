@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     from weft.data.folder import check_outside
     from weft.data.open import check_exists
     from weft.deploy.formats import AUTO, SUFFIXES, checked_format
-    from weft.files import refuse_existing
+    from weft.files import refuse_taken
     from weft.inference.arguments import settings_of
 
     checked_format(args.out, args.format, args.precision, args.max_drop, has_data=args.data is not None)
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     batch_sizes = [whole("--batch-size", text, 4096) for text in args.batch_size or ("1", "16")]
     settings_of(None, None, "cpu", None, None, args.limit, args.follow_links, args.max_pixels)
     if not args.force and Path(args.out).suffix not in SUFFIXES:
-        refuse_existing(Path(args.out), force=False)
+        refuse_taken(Path(args.out), (), force=False)
     check_model(args.run)
     if args.data is not None:
         check_exists(args.data)

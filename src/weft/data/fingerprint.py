@@ -12,7 +12,7 @@ from pathlib import Path
 
 from weft.data.source import KeyedSource, Splits
 from weft.errors import CheckpointError
-from weft.files import write_whole
+from weft.files import write_file
 from weft.reading import read_bytes, unzipped
 from weft.text import count, first_few, reason_of
 
@@ -30,7 +30,7 @@ class Fingerprint:
     def write(self, path: Path) -> None:
         """Write the fingerprint to a gzip file, atomically."""
         text = "\n".join([str(len(self.classes)), *self.classes, *self.lines])
-        write_whole(path, gzip.compress(text.encode("utf-8", "surrogateescape"), mtime=0))
+        write_file(path, gzip.compress(text.encode("utf-8", "surrogateescape"), mtime=0))
 
     @property
     def cells(self) -> Iterator[list[str]]:

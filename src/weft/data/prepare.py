@@ -16,7 +16,7 @@ from weft.data.folder import check_outside
 from weft.data.open import open_data
 from weft.data.source import KeyedSource
 from weft.errors import UsageError
-from weft.files import new_directory, refuse_existing
+from weft.files import check_output, new_directory
 from weft.progress import counting, obeys_quiet, reading, say
 
 SHARD_BYTES = 256 << 20
@@ -63,7 +63,7 @@ def prepare_data(
         raise UsageError(f"size must be at least 8 pixels; got {size}.")
     check_outside(out, data)
     shards = [file.name for file in out.glob("*.tar")]
-    refuse_existing(out, shards, force=force)
+    check_output(out, shards, force=force)
     with reading() as progress:
         splits = open_data(data, image=image, label=label, max_pixels=max_pixels, progress=progress)
     for text in splits.notes:

@@ -27,7 +27,7 @@ from pydantic.dataclasses import dataclass
 
 from weft.checkpoints.config import CONFIG, read_config
 from weft.errors import CheckpointError, StorageError, UsageError, WeftError
-from weft.files import cache_file, sha256_of, write_text
+from weft.files import cache_file, sha256_of, write_file
 from weft.processor import cpu_flags, cpu_name, has_bf16, has_int8, limits, num_threads, onednn_flags, processor_class
 from weft.reading import read_json
 from weft.text import reason_of
@@ -348,7 +348,7 @@ def read_choice(folder: Path) -> Choice:
 
 def write_choice(folder: Path, choice: Choice) -> None:
     """Write chosen.json."""
-    write_text(folder / FILE, TypeAdapter(Choice).dump_json(choice, indent=2).decode() + "\n")
+    write_file(folder / FILE, TypeAdapter(Choice).dump_json(choice, indent=2).decode() + "\n")
 
 
 def exports_in(folder: Path, choice: Choice) -> dict[str, Path]:
@@ -410,7 +410,7 @@ def remember(chosen: str, paths: Iterable[Path], *settings: object, is_final: bo
     try:
         if file is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
-            write_text(file, TypeAdapter(_Remembered).dump_json(_Remembered(chosen)).decode() + "\n")
+            write_file(file, TypeAdapter(_Remembered).dump_json(_Remembered(chosen)).decode() + "\n")
             return
     except (OSError, StorageError):
         pass

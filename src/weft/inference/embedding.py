@@ -14,7 +14,7 @@ import numpy as np
 from weft.data import BadImage
 from weft.data.preprocessing import Pixels
 from weft.errors import DataError, UsageError
-from weft.files import write_table, write_whole, writing
+from weft.files import write_file, write_table, writing
 from weft.inference.arguments import feature_files, value_note
 from weft.inference.features import FeatureReader, classifiers, unit_length
 from weft.inference.inputs import image_files, settings_of
@@ -244,4 +244,4 @@ def _write(files: Sequence[Path], result: Embedding) -> None:
             "features": pa.FixedSizeListArray.from_arrays(pa.array(result.features.ravel()), width),
         }
         parquet.write_table(pa.table(columns), buffer)
-    write_whole(files[0], buffer.getvalue())
+    write_file(files[0], buffer.getvalue())

@@ -16,7 +16,7 @@ from weft.data import Source
 from weft.data.bit_depth import range_note
 from weft.data.folder import check_outside
 from weft.errors import DataError, UsageError
-from weft.files import check_out_dir, make_dir, write_text
+from weft.files import check_output, new_directory, write_file
 from weft.inference.arguments import check_outside_images, check_unknown_images, image_files, range_advice
 from weft.inference.error_gallery import explained_errors
 from weft.inference.feature_map import drawn_of, feature_map
@@ -113,7 +113,7 @@ def evaluate(
     if out is not None:
         check_outside(out, data)
         check_outside_images(out, unknown_images or ())
-        check_out_dir(Path(out), CONTENTS, force=force)
+        check_output(Path(out), CONTENTS, force=force)
     predictor = Predictor.load(
         run,
         img_size=settings.img_size,
@@ -238,7 +238,6 @@ def _write(
         features: of the images of the feature map.
         force: replace an existing evaluation.
     """
-    make_dir(out, CONTENTS, force=force)
     model, data, split = (str(arguments[key]) for key in ("model", "data", "split"))
     summary = [
         ("model", model),
@@ -252,15 +251,11 @@ def _write(
     if result.real is not None:
         summary.append(("ReaL top-1", accuracy_text(result.real.top1, result.real.images, "images with a ReaL label")))
     title = f"{Path(model).resolve().name} on {data}"
-    write_report(
-        out,
-        title,
-        summary,
-        result,
-        errors=explained_errors(predictor.source_model, source, result.mistakes),
-        features=feature_map(features, result, drawn_of(result.count)),
-    )
-    write_text(out / "evaluation.json", json.dumps(arguments | result.as_dict(), indent=2) + "\n")
+    errors = explained_errors(predictor.source_model, source, result.mistakes)
+    features_drawn = feature_map(features, result, drawn_of(result.count))
+    with new_directory(out, CONTENTS, force=force) as folder:
+        write_report(folder, title, summary, result, errors=errors, features=features_drawn)
+        write_file(folder / "evaluation.json", json.dumps(arguments | result.as_dict(), indent=2) + "\n")
 
 
 def _unknown(predictor: Predictor, source: Source, unknown_images: str | Path, settings: Recipe) -> UnknownResult:

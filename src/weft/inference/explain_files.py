@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from weft import markup
 from weft.data import BadImage
-from weft.files import make_dir, write_text, writing
+from weft.files import check_output, new_directory, write_file
 from weft.inference.arguments import check_outside_images, value_note
 from weft.inference.inputs import class_number, image_files, settings_of
 from weft.inference.predictor import Predictor
@@ -41,7 +41,7 @@ class FileExplanation:
     arrays: str | None = None
     error: str | None = None
     folder: Path = Path()
-    explanation: Explanation | None = None
+    explanation: Explanation | None = field(default=None, compare=False)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the dictionary that `--json` prints."""
@@ -108,17 +108,20 @@ def explain_run(
         max_pixels=settings.data.max_pixels,
     )
     model, names = predictor.source_model, predictor.classes
-    check_explainable(model, grad_cam)  # before anything is written
+    check_explainable(model, grad_cam)
     number = None if label is None else class_number(label, names)
     paths = image_files(images)[: settings.data.limit]
-    folder = Path(out)
-    make_dir(folder, [INDEX, *_written_before(folder)], force=force)
+    owned = [INDEX, *_written_before(Path(out))]
+    check_output(Path(out), owned, force=force)
 
     if note := value_note(paths, predictor.preprocessing.value_range, predictor.max_pixels):
         say(note)
     results = ImageList[FileExplanation]()
     used: set[str] = set()
-    with counting(len(paths), task_name="explaining") as advance:
+    with (
+        new_directory(Path(out), owned, force=force) as folder,
+        counting(len(paths), task_name="explaining") as advance,
+    ):
         for path in paths:
             advance(1)
             try:
@@ -132,10 +135,9 @@ def explain_run(
             share = float(explanation.probabilities[explanation.label])
             files = f"{stem}.png", f"{stem}.npz"
             kept = explanation if len(results) < MAX_KEPT else None
-            results.append(
-                FileExplanation(printable(path), names[explanation.label], share, *files, None, folder, kept)
-            )
-    write_text(folder / INDEX, json.dumps([row.as_dict() for row in results], indent=2) + "\n")
+            row = FileExplanation(printable(path), names[explanation.label], share, *files, None, Path(out), kept)
+            results.append(row)
+        write_file(folder / INDEX, json.dumps([row.as_dict() for row in results], indent=2) + "\n")
     return results
 
 
@@ -147,10 +149,9 @@ def _write(stem: Path, explanation: Explanation, names: Sequence[str], title: st
         if (array := getattr(explanation, name)) is not None:
             arrays[name] = array
     arrays |= {"picture": explanation.image, "probabilities": explanation.probabilities}
-    with writing(stem.parent):
-        figure = panels(explanation, names, title)
-        figure.savefig(stem.with_name(f"{stem.name}.png"), dpi=130, metadata={"Software": None})
-        np.savez_compressed(stem.with_name(f"{stem.name}.npz"), **arrays)
+    figure = panels(explanation, names, title)
+    figure.savefig(stem.with_name(f"{stem.name}.png"), dpi=130, metadata={"Software": None})
+    np.savez_compressed(stem.with_name(f"{stem.name}.npz"), **arrays)
 
 
 def _unused_name(stem: str, used: set[str]) -> str:

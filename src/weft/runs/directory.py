@@ -1,5 +1,8 @@
 """Run directory: reserve and lock it, read and write its files.
 
+It grows in place, so it is locked while a process uses it: then every temporary file in it is of one that was killed.
+Directories of studies are locked, refused and cleared by the same functions.
+
 recipe.yaml    all settings and the machine; repeats the run
 metrics.csv    one row per epoch
 steps.csv      one row per step
@@ -24,19 +27,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, TextIO, get_type_hints
 
+from weft import files
 from weft.data.folder import check_outside
 from weft.errors import CheckpointError, StorageError, UsageError
-from weft.files import (
-    LOCK,
-    TakenError,
-    entries_of,
-    no_follow,
-    refuse_taken,
-    write_table,
-    write_text,
-    write_whole,
-    writing,
-)
+from weft.files import TakenError, check_writable, is_temporary, remove, settle, write_file, write_table, writing
 from weft.system import IS_WINDOWS, is_alive, lock_file
 from weft.text import reason_of
 
@@ -46,6 +40,7 @@ PUBLIC_CLASSIFIER = "public_classifier.safetensors"
 FOLDS, CROSS_VALIDATION = "folds", "cross_validation.json"
 # entries that --force may replace
 REPLACEABLE = (*CONTENTS, PUBLIC_CLASSIFIER, FOLDS, CROSS_VALIDATION, "tensorboard", "wandb")
+LOCK = Path("state") / "lock"  # it does not count as content
 PROBE = LOCK.with_name("probe-000000000.safetensors")  # as long as the longest path in a run directory
 RETRY_S = 0.5  # time to wait for another process that is creating or removing the lock file, or writing to it
 _LOCKED: set[Path] = set()  # run directories that this process has locked
@@ -99,6 +94,62 @@ def best_of(history: Sequence[EpochRow], measure: str = "top1") -> EpochRow | No
         return {"top1": (top1, loss), "balanced": (balanced, loss), "loss": (loss, top1)}[measure]
 
     return max((row for row in history if not math.isnan(row.val_top1)), key=key, default=None)
+
+
+def entries_of(path: Path) -> list[Path]:
+    """Return the entries of a directory (or the file itself) without a lock that is alone in its folder."""
+    if not path.is_dir():
+        return [path] if path.exists() else []
+    return [entry for entry in path.iterdir() if entry != path / LOCK.parent or set(entry.iterdir()) - {path / LOCK}]
+
+
+def refuse_taken(path: Path, owned: Sequence[str] = REPLACEABLE, *, force: bool) -> None:
+    """Check that a directory is new, empty or replaceable, apart from its lock.
+
+    Args:
+        path: the directory.
+        owned: names of entries that `force` may replace.
+        force: allow an existing directory, if it holds nothing but `owned` and temporary files.
+
+    Raises:
+        UsageError: the directory holds other entries, or any without `force`.
+    """
+    with writing(path):
+        entries = entries_of(path)
+    files.refuse_taken(path, owned, force=force, entries=entries)
+
+
+def make_dir(path: Path, owned: Sequence[str] = REPLACEABLE, *, force: bool) -> None:
+    """Make an empty directory for `owned`; a lock in it stays, and nothing but `owned` is ever removed.
+
+    Args:
+        path, owned, force: as in `refuse_taken`; parents are made.
+
+    Raises:
+        UsageError: the directory is taken.
+        StorageError: it cannot be made or written to.
+    """
+    refuse_taken(path, owned, force=force)
+    check_writable(path)
+    clear(path, owned)
+    with writing(path):
+        path.mkdir(parents=True, exist_ok=True)
+
+
+def clear(path: Path, owned: Sequence[str]) -> None:
+    """Remove `owned` and temporary files from a directory that is locked; the lock stays."""
+    with writing(path):
+        for entry in entries_of(path):
+            if entry.name in owned or is_temporary(entry):
+                for inside in entry.iterdir() if entry == path / LOCK.parent else (entry,):
+                    if inside != path / LOCK:
+                        remove(inside)
+
+
+def sweep(folder: Path) -> None:
+    """Settle what killed processes have left in a run directory that is locked, or in a folder of it."""
+    for entry in filter(is_temporary, folder.iterdir() if folder.is_dir() else ()):
+        settle(entry)
 
 
 def check_run_dir(path: Path, source: str) -> None:
@@ -187,6 +238,11 @@ def _open_lock(path: Path) -> TextIO:
         file.close()  # the lock file was removed between opening and locking: try again
 
 
+def no_follow(path: str, flags: int) -> int:
+    """Open a file without following symbolic links; an `opener` for `open`. Windows follows them."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+
+
 def _holder_of(file: TextIO) -> str:
     """Return the process number in a lock file, or `unknown` if there is none for `RETRY_S`.
 
@@ -216,12 +272,12 @@ def reserved(path: Path, *, force: bool) -> Iterator[Path]:
         UsageError: the directory is taken or in use.
         StorageError: it cannot be created or written to.
     """
-    refuse_taken(path, REPLACEABLE, force=force)
+    refuse_taken(path, force=force)
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
         with locked(path):
             try:
-                write_whole(path / PROBE, b"")  # fail before hours of work if the directory is not writable
+                write_file(path / PROBE, b"")  # fail before hours of work if the directory is not writable
                 (path / PROBE).unlink()
                 yield path
             finally:
@@ -312,7 +368,7 @@ class StepLog:
         self.path = path
         lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[1:-1] if step and path.exists() else []
         kept = [line for line in lines if 1 <= _step_of(line) <= step]
-        write_text(path, "\n".join([",".join(self.FIELDS), *kept]) + "\n")
+        write_file(path, "\n".join([",".join(self.FIELDS), *kept]) + "\n")
         with writing(path):
             self.file = path.open("a", encoding="utf-8", newline="\n")
 

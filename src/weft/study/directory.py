@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import UsageError
-from weft.files import make_dir, refuse_taken, write_whole
+from weft.files import write_file
 from weft.reading import read_json
-from weft.runs.directory import locked
+from weft.runs.directory import locked, make_dir, refuse_taken
 
 FILE = "experiment.json"
 CONTENTS = (FILE, "runs", "runs.csv", "exports", "forms.json", "results.json", "report.html")
@@ -49,7 +49,7 @@ class Directory:
     def save(self) -> None:
         """Write experiment.json."""
         content = {"settings": self.settings, "decisions": self.decisions}
-        write_whole(self.path / FILE, json.dumps(content, indent=2).encode())
+        write_file(self.path / FILE, json.dumps(content, indent=2).encode())
 
 
 def can_continue(path: Path) -> bool:

@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 from weft.bench.speed import SpeedRow, speed
 from weft.deploy import ExportReport
 from weft.errors import WeftError
-from weft.files import write_whole
+from weft.files import write_file
 from weft.inference.exports import export_run
 from weft.processor import has_bf16
 from weft.progress import quietly, say, working
@@ -55,7 +55,7 @@ def measure_forms(folder: Path, jobs: Mapping[str, Job], left: Callable[[], floa
             with working(f"measuring {name}", unit=""):
                 forms = _forms_of(folder / "exports" / job.folder.name, job, result, is_full=is_full)
             known[name] = MeasuredForms(stamp=stamp, forms=forms, is_full=is_full)
-            write_whole(cache, TypeAdapter(dict[str, MeasuredForms]).dump_json(known, indent=2))
+            write_file(cache, TypeAdapter(dict[str, MeasuredForms]).dump_json(known, indent=2))
     return {name: known[name]["forms"] for name in jobs}
 
 

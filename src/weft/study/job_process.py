@@ -19,7 +19,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from weft.errors import CheckpointError, StoppedError, WeftError
-from weft.files import write_whole
+from weft.files import write_file
 from weft.runs.directory import read_metrics
 from weft.study.jobs import REFERENCE, Result, is_reference
 from weft.system import hide_wandb, is_alive, peak_mib
@@ -97,6 +97,6 @@ if __name__ == "__main__":
     threading.Thread(target=_end_with_parent, args=(int(sys.argv[3]),), daemon=True).start()
     try:
         result = run_job(Path(sys.argv[1]))
-        write_whole(Path(sys.argv[1]) / sys.argv[2], TypeAdapter(Result).dump_json(result))
+        write_file(Path(sys.argv[1]) / sys.argv[2], TypeAdapter(Result).dump_json(result))
     except WeftError as error:
         sys.exit(f"weft: {error}")

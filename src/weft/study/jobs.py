@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 
 from weft.errors import CheckpointError
-from weft.files import no_follow, remove, write_whole
+from weft.files import remove, write_file
 from weft.reading import read_json
 from weft.recipes import load_recipe
+from weft.runs.directory import no_follow
 
 REFERENCE = "run:"  # before the name of a job, in a setting that means the best model of that job
 DIGITS = 6  # of accuracies in percent
@@ -144,7 +145,7 @@ def start_process(job: Job, threads: int) -> subprocess.Popen[bytes]:
     file = job.folder / "job.json"
     if not _has_begun(job, file):
         remove(job.folder / "run")
-    write_whole(file, json.dumps(job.record(), indent=2).encode())
+    write_file(file, json.dumps(job.record(), indent=2).encode())
     with open(job.folder / "log.txt", "wb", opener=no_follow) as log:
         return subprocess.Popen(
             [sys.executable, "-m", "weft.study.job_process", str(job.folder), job.result_file.name, str(os.getpid())],

@@ -12,7 +12,7 @@ from weft.capabilities import bf16_note
 from weft.data import SplitPlan, open_data
 from weft.data.folder import check_outside
 from weft.errors import UsageError, unknown
-from weft.files import write_whole
+from weft.files import write_file
 from weft.processor import busy_note
 from weft.progress import obeys_quiet, reading, say
 from weft.recipes import load_recipe
@@ -102,7 +102,7 @@ def write(result: ExperimentResult) -> None:
     from weft.study.report import write_report  # matplotlib
 
     content = {key: value for key, value in result.as_dict().items() if key != "out"}  # a path of this machine
-    write_whole(result.out / "results.json", (json.dumps(content, indent=2) + "\n").encode())
+    write_file(result.out / "results.json", (json.dumps(content, indent=2) + "\n").encode())
     write_report(result)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -16,13 +15,13 @@ from weft.checkpoints.config import read_config
 from weft.data.fingerprint import fingerprint
 from weft.data.preprocessing import eval_transform
 from weft.errors import StorageError, UsageError
-from weft.files import clear, refuse_taken, remove, write_text, write_whole, writing
+from weft.files import remove, temporary_path, write_file
 from weft.inference.arguments import check_unknown_images
 from weft.models.contract import preprocessing
 from weft.processor import busy_note
 from weft.progress import counting, say
 from weft.recipes import dump
-from weft.runs.directory import FINGERPRINT, PUBLIC_CLASSIFIER, REPLACEABLE
+from weft.runs.directory import FINGERPRINT, PUBLIC_CLASSIFIER, REPLACEABLE, clear, refuse_taken
 from weft.train.batches import batch_arithmetic
 from weft.train.distillation import Teacher, is_cached
 from weft.train.environment import environment
@@ -76,7 +75,7 @@ def start(
     except BaseException:
         if runtime.is_main and not learner.step and newest_step(out / "state") is None:
             with contextlib.suppress(StorageError):  # nothing to resume from, nothing to see
-                _clear(out, REPLACEABLE)
+                clear(out, REPLACEABLE)
         raise
     return run
 
@@ -129,29 +128,24 @@ def _replacement(plan: Plan, out: Path, trackers: Sequence[str], *, force: bool)
     tracker. Only the first of several processes writes."""
     if not plan.runtime.is_main:
         return lambda: None, Tracker((), plan.recipe, out)
-    refuse_taken(out, REPLACEABLE, force=force)
+    refuse_taken(out, force=force)
     recorded = dataclasses.replace(plan.recipe, environment=environment(plan.runtime, plan.splits))
     images, classifier = fingerprint(plan.splits), public_classifier(plan.recipe)
-    _clear(out, trackers)
+    clear(out, trackers)
     try:
         tracker = Tracker(trackers, plan.recipe, out)
     except UsageError:
-        _clear(out, trackers)  # of one that has started before
+        clear(out, trackers)  # of one that has started before
         raise
 
     def replace() -> None:
-        _clear(out, [name for name in REPLACEABLE if name not in trackers])
-        write_text(out / "recipe.yaml", dump(recorded))
+        clear(out, [name for name in REPLACEABLE if name not in trackers])
+        write_file(out / "recipe.yaml", dump(recorded))
         images.write(out / FINGERPRINT)
         if classifier is not None:
-            write_whole(out / PUBLIC_CLASSIFIER, classifier)
+            write_file(out / PUBLIC_CLASSIFIER, classifier)
 
     return replace, tracker
-
-
-def _clear(out: Path, names: Sequence[str]) -> None:
-    with writing(out):
-        clear(out, names)
 
 
 def _cache_teacher(plan: Plan, learner: Learner) -> None:
@@ -186,7 +180,7 @@ def rehearse_saving(plan: Plan, out: Path) -> None:
     Raises:
         WeftError: the model cannot be saved, or not loaded again.
     """
-    folder = out / f".rehearsal.{os.getpid()}.part"  # a temporary name, which `sweep` removes after a kill
+    folder = temporary_path(out / "rehearsal")  # which `sweep` removes after a kill
     try:
         read_config(save_model_dir(plan.network, folder, label_names=plan.splits.classes, force=True))
     finally:

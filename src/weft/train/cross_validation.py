@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from weft.files import write_text
+from weft.files import write_file
 from weft.inference.metrics import accuracy_lines, pooled
 from weft.inference.report import write_report
 from weft.intervals import grouped_text
@@ -83,7 +83,7 @@ def _by_epoch(histories: Sequence[Mapping[int, float]], counts: Sequence[int]) -
 def _write(out: Path, result: CrossValidation, run: RunResult, grouped: str) -> None:
     """Write `cross_validation.json` and a report into a run directory."""
     evaluation = result.evaluation
-    write_text(
+    write_file(
         out / CROSS_VALIDATION, json.dumps({"model": run.model, "data": run.data, **result.as_dict()}, indent=2) + "\n"
     )
     summary = [("folds", f"{len(result.folds)}; {count(evaluation.count, 'image')} held out, each once")]

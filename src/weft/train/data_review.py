@@ -17,7 +17,7 @@ from weft.data.folder import check_outside, paths_of
 from weft.data.source import pixel_limit
 from weft.data.table import SUFFIXES, read_table
 from weft.errors import DataError
-from weft.files import check_out_dir, make_dir, sha256_of
+from weft.files import check_output, new_directory, sha256_of
 from weft.inference.arguments import settings_of
 from weft.inference.embedding import Embedding, feature_predictor, read_files
 from weft.progress import obeys_quiet, reading, say
@@ -92,7 +92,7 @@ def review(
     settings = settings_of(batch_size, None, device, precision, None, None, max_pixels=max_pixels)
     if out is not None:
         check_outside(out, data)
-        check_out_dir(Path(out), CONTENTS, force=force)
+        check_output(Path(out), CONTENTS, force=force)
     model = str(run or _public_model())
     with reading() as progress:
         splits = open_data(
@@ -120,9 +120,9 @@ def review(
     unreadable = [(str(bad.key), bad.message) for bad in splits.bad] + features.errors
     result, images = _review(model, features, splits, is_read, unreadable)
     if out is not None:
-        make_dir(Path(out), CONTENTS, force=force)
-        write_table(Path(out) / TABLE, images, has_split=splits.is_given)
-        write_report(Path(out), str(data), result)
+        with new_directory(Path(out), CONTENTS, force=force) as folder:
+            write_table(folder / TABLE, images, has_split=splits.is_given)
+            write_report(folder, Path(out), str(data), result)
     return result
 
 

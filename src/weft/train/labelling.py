@@ -18,7 +18,7 @@ from weft.data.folder import paths_of
 from weft.data.inventory import digest_of
 from weft.data.split import stratified_subset
 from weft.errors import CheckpointError, DataError, UsageError
-from weft.files import check_out_dir, make_dir, write_table
+from weft.files import check_output, new_directory, write_table
 from weft.inference.arguments import check_outside_images, image_files, settings_of
 from weft.inference.embedding import feature_predictor, none_readable, read_files
 from weft.inference.features import logits_of, read_features, unit_length
@@ -145,7 +145,7 @@ def label(
         settings = replace(settings, precision=_precision_of(Path(run), str(settings.device)))
     if out is not None:
         check_outside_images(out, images)
-        check_out_dir(Path(out), CONTENTS, force=force)
+        check_output(Path(out), CONTENTS, force=force)
     predictor = feature_predictor(run, settings)
     if predictor.label_names is None:
         raise CheckpointError(f"Labels are class names; the model {printable(str(run))} has none. Pass a run.")
@@ -176,9 +176,9 @@ def label(
     if out is not None:
         if labelled.train is not None and not labelled.rows:
             say(f"{NEXT} and {PROPOSED} list no image of the run, since these are not files. Add them before training.")
-        make_dir(Path(out), CONTENTS, force=force)
-        _write_tables(Path(out), result, labelled.rows)
-        _write_report(Path(out), str(run), result, min_probability)
+        with new_directory(Path(out), CONTENTS, force=force) as folder:
+            _write_tables(folder, result, labelled.rows)
+            _write_report(folder, str(run), result, min_probability)
     return result
 
 

@@ -14,12 +14,12 @@ from torch import Tensor
 from weft.data import Splits
 from weft.data.fingerprint import Fingerprint, difference, fingerprint
 from weft.errors import CheckpointError, DataError, UsageError
-from weft.files import remove, sweep, write_text
+from weft.files import remove, write_file
 from weft.models.families import plugins
 from weft.recipes import Recipe, dump, load_recipe
 from weft.recipes.load import KEYS, recorded_environment
 from weft.recipes.rules import check_rules
-from weft.runs.directory import FINGERPRINT
+from weft.runs.directory import FINGERPRINT, sweep
 from weft.runtime import Runtime
 from weft.train.environment import machine
 from weft.train.request import recipe_file
@@ -119,10 +119,10 @@ class SavedRun(NamedTuple):
         for path in self.skipped:
             remove(path)
         for folder in (self.out, self.out / "state"):
-            sweep(folder, remove)
+            sweep(folder)
         if self.changed:
             environment = recorded_environment(self.out / "recipe.yaml")
-            write_text(self.out / "recipe.yaml", dump(dataclasses.replace(recipe, environment=environment)))
+            write_file(self.out / "recipe.yaml", dump(dataclasses.replace(recipe, environment=environment)))
 
 
 def _batchnorm_note(old: int, new: int, device: str) -> str:

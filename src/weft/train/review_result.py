@@ -134,11 +134,12 @@ def write_table(path: Path, images: Sequence[Finding], *, has_split: bool) -> No
     files.write_table(path, ("path", "label", "group", *(["split"] if has_split else []), "was", "problem"), rows)
 
 
-def write_report(folder: Path, data: str, result: Review) -> None:
+def write_report(folder: Path, out: Path, data: str, result: Review) -> None:
+    """Write report.html to a folder that takes the place of the directory `out`."""
     steps = [
         f"Check the images below, and edit {TABLE}: its column label has the labels that are proposed, was the former"
         " ones. Delete the rows of images that are of no class.",
-        f"Train with it; your files do not change: {result.command(folder)}",
+        f"Train with it; your files do not change: {result.command(out)}",
     ]
     summary = [("data", data), ("images", f"{result.images:,}"), ("features", result.model), *result.lines()]
     lead = Lead([result.headline(), *result.notes], steps if result.findings else ())

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from weft.data.folder import check_outside
 from weft.devices import check_device
 from weft.errors import UsageError
-from weft.files import check_writable, refuse_taken, writing
+from weft.files import check_writable, writing
 from weft.progress import is_first_process, loading, obeys_quiet, say
 from weft.recipes import load_recipe
 from weft.recipes.load import arguments_of
-from weft.runs.directory import REPLACEABLE, check_run_dir, locked, reserved, reserved_numbered
+from weft.runs.directory import check_run_dir, locked, refuse_taken, reserved, reserved_numbered
 from weft.system import file_name
 from weft.train.request import Request, check_resume, recipe_file
 from weft.train.stop import Stop, seconds_of
@@ -115,7 +115,7 @@ def train(
         raise UsageError("--override changes settings of a run that is resumed; got no --resume. Omit it.")
     if out is not None:
         check_run_dir(Path(out), str(request.resolved.data.source))
-        refuse_taken(Path(out), REPLACEABLE, force=force)
+        refuse_taken(Path(out), force=force)
     plan = _planned(request)
     from weft.train import begin
 

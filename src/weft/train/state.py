@@ -10,8 +10,10 @@ files contain none.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,8 +24,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, uint8
 
-from weft.errors import CheckpointError
-from weft.files import flush_folder, write_whole, writing
+from weft.errors import CheckpointError, StorageError
+from weft.files import flush_folder, sha256_of, write_file, writing
 from weft.reading import parse_json
 from weft.runs.directory import EpochRow
 from weft.text import reason_of
@@ -81,12 +83,32 @@ def save_state(folder: Path, tensors: Mapping[str, Tensor], state: RunState, kee
     path = folder / _name(state.step)
     own = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     record = json.dumps(asdict(state))
-    write_whole(path, save(own, {"format": FORMAT, "state": record, "sha256": _sha256(own, record)}))
+    write_verified(path, save(own, {"format": FORMAT, "state": record, "sha256": _sha256(own, record)}))
     with writing(folder):
         for old in _states(folder)[keep:]:
             old.unlink(missing_ok=True)
         flush_folder(folder)
     return path
+
+
+def write_verified(path: Path, data: bytes) -> None:
+    """Write a file atomically, and read it back to verify it before it takes its place.
+
+    On Linux its pages are dropped from the page cache first, so that the file system reads the device. Elsewhere, and
+    on file systems in memory, the check only shows that the file has the expected bytes.
+
+    Raises:
+        StorageError: the file cannot be written, or reads back differently. An existing file is unchanged.
+    """
+
+    def check(written: Path) -> None:
+        if hasattr(os, "posix_fadvise"):
+            with contextlib.suppress(OSError), written.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        if sha256_of(written) != hashlib.sha256(data).hexdigest():
+            raise StorageError(f"{path} must read back as it was written; it does not. Check the disk for errors.")
+
+    write_file(path, data, check)
 
 
 def load_state(folder: Path) -> tuple[RunState, dict[str, Tensor], dict[Path, str]]:

@@ -24,7 +24,7 @@ from weft.inference.prediction import FilePrediction
 from weft.interpret import Explanation
 from weft.intervals import Estimate
 from weft.notebook import MAX_CARDS, ImageList, LiveOutput, in_notebook
-from weft.progress import Work, counting, quietly, say
+from weft.progress import Work, quietly, say
 from weft.runs.directory import EpochRow
 from weft.study import Study
 from weft.study.plan import Scale, StudyVariant
@@ -194,18 +194,17 @@ def test_an_explanation_has_overlays(tmp_path: Path) -> None:
     probabilities = np.full(1000, 0.001)
     maps = {"rollout": fmap, "saliency": fmap[:2, :2], "grad_cam": fmap}
     one = Explanation(picture, 3, probabilities, {"stages.2": fmap}, **maps)
-    page = read(one, ("class 3, 0.1 %", "attention", "attention rollout", "Grad-CAM"))
+    page = read(one, ("class 3, 0.1 %", "image, attention, attention rollout, Grad-CAM"))
     assert len(set(page.places)) == 3  # the two maps of equal values look the same
     assert repr(one) == (
         "Explanation(label=3, probability=0.001, size=32x32, maps=['stages.2', 'rollout', 'grad_cam'])"
     )
     assert len(read(dataclasses.replace(one, saliency=fmap, rollout=fmap, grad_cam=None)).places) == 2
-    np.savez(tmp_path / "a.npz", picture=picture, rollout=fmap)
-    file = FileExplanation("a.png", NAMES[0], 0.5, "a.png", "a.npz", folder=tmp_path)
-    assert len(read(file, (f"{NAMES[0]}, 50.0 %", "image, attention rollout")).places) == 2
-    assert "folder" not in file.as_dict()
-    (tmp_path / "a.npz").write_bytes(b"")
-    read(file, ("can no longer be read",))
+    of_file = Explanation(picture, 3, probabilities, rollout=fmap)
+    file = FileExplanation("a.png", NAMES[0], 0.001, "a.png", "a.npz", folder=tmp_path, explanation=of_file)
+    assert len(read(file, (f"{NAMES[0]}, 0.1 %", "image, attention rollout", "a.png")).places) == 2
+    assert not {"folder", "explanation"} & file.as_dict().keys()
+    read(dataclasses.replace(file, explanation=None), (f"{NAMES[0]}: {tmp_path / 'a.png'}",))
     assert repr(FileExplanation("x", error="damaged")) == "FileExplanation(image='x', error='damaged')"
 
 
@@ -229,9 +228,10 @@ def test_without_a_kernel_there_is_no_notebook(monkeypatch: pytest.MonkeyPatch) 
 def test_an_output_is_updated_in_place(cell: Cell) -> None:
     output = LiveOutput()
     assert not output.is_shown
-    output.show("<b>1</b>", "1")
-    output.show("<b>2</b>", "2")
-    assert cell.outputs == [{"text/html": "<b>2</b>", "text/plain": "2"}]
+    output.show("<b>1</b>")
+    output.show("<b>2</b>")
+    html = '<div dir="auto" style="overflow-wrap: anywhere">&lt;b&gt;2&lt;/b&gt;</div>'
+    assert cell.outputs == [{"text/html": html, "text/plain": "<b>2</b>"}]
 
 
 def test_a_task_is_one_output(cell: Cell, capfd: pytest.CaptureFixture[str]) -> None:
@@ -265,8 +265,8 @@ def test_a_task_of_several_parts_ends_in_one_line(cell: Cell) -> None:
 
 
 def test_a_short_task_and_a_quiet_one_show_nothing(cell: Cell) -> None:
-    with counting(20) as advance:
-        advance(20)
+    with Work("evaluating", 20) as work:
+        work.advance(20)
     now = Time()
     with quietly(), Work("evaluating", 20, now=now) as work:
         now.seconds += 900

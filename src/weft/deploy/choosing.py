@@ -33,7 +33,7 @@ from weft.errors import CheckpointError, StorageError, UsageError, WeftError
 from weft.files import cache_file, sha256_of, write_file
 from weft.models.contract import preprocessing
 from weft.processor import cpu_flags, cpu_name, has_bf16, limits, num_threads, processor_class
-from weft.progress import working
+from weft.progress import Work
 from weft.reading import read_json
 from weft.text import printable, reason_of
 
@@ -293,7 +293,7 @@ def time_in_turns(
     seconds: dict[str, dict[int, float]] = {name: {} for name in models}
     reasons: dict[int, str] = {}
     begin, per_image = time.perf_counter(), 0.0
-    with working("timing the models"):
+    with Work("timing the models"):
         if not math.isinf(max_seconds):
             with contextlib.suppress(BatchError):  # the measurement that follows reports it
                 per_image = [_seconds(lambda: [run_blank(model, 1) for model in models.values()]) for _ in "12"][1]

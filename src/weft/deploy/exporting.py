@@ -47,7 +47,7 @@ from weft.deploy.verification import (
 from weft.errors import UsageError, VerificationError, WeftError
 from weft.files import flush_folder, new_directory, sha256_of, writing
 from weft.models.base import Backbone
-from weft.progress import Work, obeys_quiet, say, working
+from weft.progress import Work, obeys_quiet, say
 from weft.system import rename
 from weft.text import reason_of
 from weft.version import __version__
@@ -132,7 +132,7 @@ class _Exporter:
 
     def written(self, folder: Path, path: Path, format: str, precision: str) -> ExportReport:
         """Write one export to an existing directory, which will be `path`, and verify it."""
-        with working(f"converting to {format}") as progress, _conversion(format, precision):
+        with Work(f"converting to {format}") as progress, _conversion(format, precision):
             calibration = self._calibration(progress) if precision == "int8" else ()
             infer = write_export(self.model, folder, format, precision, calibration, self.label_names)
             size = sum((folder / name).stat().st_size for name in FILES[format])

@@ -36,7 +36,7 @@ from weft.inference.torch_model import TorchModel
 from weft.inference.unknown import compare_scores, scores_of_files
 from weft.intervals import accuracy_text
 from weft.models.imagenet import recognized
-from weft.progress import counting, obeys_quiet, say
+from weft.progress import Work, obeys_quiet, say
 from weft.recipes import Recipe
 from weft.text import printable
 
@@ -194,7 +194,7 @@ def _measured(
         done += len(images)
         return torch.from_numpy(outputs.logits)
 
-    with counting(len(source)) as advance:
+    with Work("evaluating", len(source)) as work:
         result = measure(
             logits_of,
             batches,
@@ -203,7 +203,7 @@ def _measured(
             temperature=predictor.temperature,
             key_of=lambda place: name_of(source, place),
             excluded=excluded,
-            on_batch=advance,
+            on_batch=work.advance,
         )
     if not math.isfinite(result.loss):
         raise NonFiniteError
@@ -261,8 +261,8 @@ def _unknown(predictor: Predictor, source: Source, unknown_images: str | Path, s
     assert detector.threshold is not None
     batch_size = int(settings.batch_size)
     batches = evaluation_batches(source, model.info, batch_size, settings.workers)
-    with counting(len(image_files(unknown_images)), task_name="other images") as count:
-        others = scores_of_files(folded, unknown_images, batch_size, count)
+    with Work("other images", len(image_files(unknown_images))) as work:
+        others = scores_of_files(folded, unknown_images, batch_size, work.advance)
     known = np.concatenate([folded.scores(images.numpy()) for images, _ in batches])
     return compare_scores(known, others, detector.threshold.value)
 

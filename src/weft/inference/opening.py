@@ -13,9 +13,8 @@ from weft.deploy.choosing import Candidate, exports_in, exports_of, fastest, run
 from weft.deploy.formats import RUNTIMES
 from weft.deploy.model import Model
 from weft.deploy.opening import open_export, open_one
-from weft.devices import gpus
 from weft.errors import UsageError, WeftError, is_installed, need_torch
-from weft.processor import num_threads
+from weft.processor import bf16_note, num_threads
 from weft.progress import loading, obeys_quiet, say
 from weft.text import printable
 
@@ -114,7 +113,7 @@ def open_fastest(
         run_blank(model, batch_size)
         return model
 
-    settings = (runtime, device, gpus(), num_threads(), _torch_version())
+    settings = (runtime, device, num_threads(), _torch_version())
     return fastest(choices, opened, (1, batch_size), settings=settings, log=log)
 
 
@@ -163,7 +162,6 @@ def _open_network(
 ) -> Model:
     need_torch(f"{run} is not an export, and its network runs in torch.{_exports_text(source)}")
     with loading():
-        from weft.capabilities import bf16_note
         from weft.checkpoints.model_dir import load_model_dir
         from weft.inference.torch_model import TorchModel
         from weft.models.contract import resized

@@ -21,7 +21,7 @@ from weft.inference.probabilities import softmax
 from weft.inference.report import write_report
 from weft.inference.torch_model import TorchModel, infer
 from weft.intervals import grouped_text
-from weft.progress import clock, counting, say
+from weft.progress import Work, clock, say
 from weft.text import printable
 from weft.train.curves import curve_figures
 from weft.train.held_out import HeldOutOutputs, read_held_out
@@ -110,13 +110,13 @@ def _confidences(plan: Plan, model: TorchModel, temperature: float, held_out: He
     if len(others):
         part, batch_size = SourcePart(source, others.tolist()), plan.val_batches.order.batch_size
         batches = evaluation_batches(part, model.info, batch_size, plan.recipe.workers)
-        with counting(len(others), task_name="confidence") as advance:
+        with Work("confidence", len(others)) as work:
             result = measure(
                 lambda images: infer(model.network, images, plan.runtime),
                 batches,
                 classes,
                 temperature=temperature,
-                on_batch=advance,
+                on_batch=work.advance,
             )
         confidence[others] = result.confidence
     return confidence

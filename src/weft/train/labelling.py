@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import softmax
 
-from weft.capabilities import bf16_note
 from weft.data import Source
 from weft.data.decode import BadImage, read_regular
 from weft.data.folder import paths_of
@@ -29,7 +28,8 @@ from weft.inference.probabilities import ranked
 from weft.inference.torch_model import torch_model
 from weft.intervals import accuracy_text
 from weft.pages import Lead, Section, Table, write_page
-from weft.progress import counting, obeys_quiet, quietly, say
+from weft.processor import bf16_note
+from weft.progress import Work, obeys_quiet, quietly, say
 from weft.runtime import Runtime
 from weft.text import printable
 from weft.train.plan import open_splits
@@ -288,8 +288,8 @@ def _features(predictor: Predictor, source: Source | None, batch_size: int) -> t
     part = SourcePart(source, stratified_subset(source.keys, source.labels, MAX_LABELLED, seed=0))
     model = torch_model(predictor.model)
     batches = evaluation_batches(part, model.info, batch_size, 0)
-    with counting(len(part), task_name="features of labelled images") as advance:
-        features, labels = read_features(model.running, batches, model.runtime, advance, is_mirrored=False)
+    with Work("features of labelled images", len(part)) as work:
+        features, labels = read_features(model.running, batches, model.runtime, work.advance, is_mirrored=False)
     return np.concatenate([own[:, 0] for own in features], axis=1), labels
 
 

@@ -56,6 +56,7 @@ REPORT = "report.json"
 NAMES = ["-".join(kind) for kind in KINDS]
 CONTENTS = (CONFIG, REPORT, DETECTOR, CHOICE, *NAMES, *(name for names in FILES.values() for name in names))
 CALIBRATION = 300  # images, the default of NNCF
+WRITTEN = " Nothing was written."  # end of a message
 
 
 @obeys_quiet
@@ -187,9 +188,6 @@ def _export_all(
     choosing.write_choice(folder, {"chosen": chosen, "machine": choosing.machine(), "seconds": seconds})
     rows = (_row(kind, refused[kind], reports.get("-".join(kind)), seconds.get("-".join(kind), {})) for kind in kinds)
     return replace(reports[chosen], out=str(path), candidates=tuple(rows))
-
-
-WRITTEN = " Nothing was written."  # end of a message
 
 
 def _row(

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 NO_DETECTOR = (
     "Unknown images are detected by a model that stored features of its training images; this one has none, or no"
-    " linear classifier. Train it again with this version of weft."
+    " linear classifier. Train it again."
 )
 NO_GRADIENTS = (
     "Grad-CAM needs gradients, which an export does not have. Leave it out (--no-grad-cam, grad_cam=False), or explain"
@@ -189,7 +189,7 @@ class Predictor:
         if self.confidence is None:
             raise UsageError(
                 "--reject-at-error needs a model that was calibrated on held-out images; this one was not. Train it"
-                " again with this version of weft; exports made after that keep the calibration."
+                " again; exports made after that keep the calibration."
             )
         if not 0 <= error < 1:
             raise UsageError(f"reject_at_error must be a share of errors from 0 to below 1; got {error:g}.")

@@ -1,6 +1,8 @@
 """Measure an installation without torch: size on disk, and CPU time and peak memory of one prediction.
 
-    uv venv VENV && uv pip install --python VENV/bin/python 'packaging/runtime[onnx,serve]'
+    uv venv VENV
+    uv pip install --python VENV/bin/python -r requirements-runtime.txt onnxruntime
+    uv pip install --python VENV/bin/python --no-deps .
     python benchmarks/deploy/sizes.py VENV EXPORT IMAGE --name onnx --csv benchmarks/deploy/sizes.csv
 
 The time is user and system time of all threads of a process from its start to its end: the median of --runs, after one

@@ -59,7 +59,7 @@ def main() -> None:
                     settings = {"data.folds": FOLDS, "data.fold": fold}
                     train(args.photos, **RECIPES[method], seed=seed, settings=settings, out=run, force=True, quiet=True)
                 seconds = f"{time.perf_counter() - start:.1f}" if not known else known[0]["train_seconds"]
-                result = evaluate(run, args.photos, other=args.other, quiet=True)
+                result = evaluate(run, args.photos, unknown_images=args.other, quiet=True)
                 assert result.unknown is not None
                 report = export_run(
                     run,

@@ -39,7 +39,7 @@ weft train photos --out runs/again
 weft train photos --recipe probe --out runs/probe
 weft predict runs/photos six
 weft evaluate runs/photos photos
-weft evaluate runs/photos photos --other other
+weft evaluate runs/photos photos --unknown-images other
 weft explain runs/photos six --out explained
 weft embed runs/photos six --out features.npy
 weft similar runs/photos six/0.jpg photos
@@ -49,7 +49,7 @@ weft export runs/photos deploy/onnx --format onnx --precision int8 --data photos
 weft export runs/photos deploy/auto --format auto --data photos
 weft predict deploy/auto six
 weft evaluate deploy/auto photos
-weft bench levit_128s --ways eager folded openvino --batch-size 1 --rounds 3
+weft bench levit_128s --backends eager folded openvino --batch-size 1 --rounds 3
 weft models --papers levit
 weft study transfer --plan
 weft compare photos --budget 5s

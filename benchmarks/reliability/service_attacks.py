@@ -25,7 +25,6 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
-SECONDS = 60.0
 
 
 def attacks() -> dict[str, tuple[int, Callable[[Any], object]]]:
@@ -109,6 +108,8 @@ def main() -> None:
     parser.add_argument("--label", default="", help="value of the column label")
     parser.add_argument("--source", type=Path, default=ROOT, help="checkout of weft to measure")
     parser.add_argument("--csv", type=Path, required=True)
+    parser.add_argument("--only", default="", help="run only the attacks whose name contains this")
+    parser.add_argument("--seconds", type=float, default=60, help="time for an attack (default: 60)")
     args = parser.parse_args()
     os.environ["PYTHONPATH"] = os.pathsep.join([str(args.source / "src"), os.environ.get("PYTHONPATH", "")])
     from tests.serve.running import picture, running, saved
@@ -119,6 +120,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = saved(Path(folder) / "model")
         for name, (clients, attack) in attacks().items():
+            if args.only not in name:
+                continue
             with running(model) as service:
                 for i in range(8):
                     assert service.ask(body=picture(i))[0] == 200
@@ -126,7 +129,7 @@ def main() -> None:
                 pool = concurrent.futures.ThreadPoolExecutor(clients)
                 with Monitor(service) as monitor:
                     futures = [pool.submit(attack, service) for _ in range(clients)]
-                    done, unfinished = concurrent.futures.wait(futures, SECONDS)
+                    done, unfinished = concurrent.futures.wait(futures, args.seconds)
                 seconds = time.monotonic() - begun
                 is_alive = service.process.poll() is None
             row = {

@@ -183,7 +183,7 @@ class Service:
 
 def bench_throughput(run: Path) -> float:
     """Return the throughput of the forward pass alone (folded, as in the service) in images/s, by `weft bench`."""
-    arguments = ["bench", str(run), "--batch-size", str(BATCH), "--rounds", "3", "--json", "--ways", "folded"]
+    arguments = ["bench", str(run), "--batch-size", str(BATCH), "--rounds", "3", "--json", "--backends", "folded"]
     done = subprocess.run([sys.executable, "-m", "weft", *arguments], capture_output=True, text=True, check=True)
     return float(json.loads(done.stdout)[0]["images_per_second"])
 

@@ -12,8 +12,6 @@ from collections.abc import Iterable
 from weft.text import one_line
 
 DISTRIBUTION = "weft-vision"  # name on PyPI, where `weft` is another project
-RUNTIME_DISTRIBUTION = "weft-vision-runtime"  # the same package without torch, to predict with and serve exports
-RUNTIME_EXTRAS = ("onnx", "openvino", "serve", "torch")
 
 
 class WeftError(Exception):
@@ -75,11 +73,13 @@ def need(extra: str, *packages: str) -> None:
         packages: names of the modules to import.
 
     Raises:
-        UsageError: one is not installed; the message has the command that installs the extra.
+        UsageError: one is not installed; the message has the command that installs the extra, or the package alone in
+            an installation without torch (docs/deploy.md), which the extra would add.
     """
     missing = next((package for package in packages if not is_installed(package)), None)
     if missing is not None:
-        raise UsageError(f"{missing} is needed for this, and is not installed. Run: {install_command(extra)}")
+        command = install_command(extra) if is_installed("torch") else f"pip install {missing}"
+        raise UsageError(f"{missing} is needed for this, and is not installed. Run: {command}")
 
 
 def need_torch(reason: str) -> None:
@@ -89,10 +89,10 @@ def need_torch(reason: str) -> None:
         reason: sentence that says what needs it.
 
     Raises:
-        UsageError: it is not, because the runtime distribution is installed.
+        UsageError: it is not: this is an installation without torch (docs/deploy.md).
     """
     if not is_installed("torch"):
-        raise UsageError(f"{reason} torch is not installed. Run: {install_command('torch')}")
+        raise UsageError(f"{reason} torch is not installed. Run: {install_command()}")
 
 
 def is_installed(package: str) -> bool:
@@ -103,28 +103,9 @@ def is_installed(package: str) -> bool:
         return False
 
 
-def distribution() -> str:
-    """Return the name of the installed distribution: that without torch, if it is installed alone."""
-    import importlib.metadata  # takes longer to import than this module
-
-    names = []
-    for name in (DISTRIBUTION, RUNTIME_DISTRIBUTION):
-        try:
-            importlib.metadata.distribution(name)
-            names.append(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return names[0] if names else DISTRIBUTION
-
-
-def install_command(extra: str) -> str:
-    """Return the command that adds an extra to an installed weft; `torch` is what the runtime distribution lacks."""
-    name = distribution()
-    if extra == "torch" and name == DISTRIBUTION:
-        return f"pip install {DISTRIBUTION}"
-    if name == RUNTIME_DISTRIBUTION and not set(extra.split(",")) <= set(RUNTIME_EXTRAS):
-        return f"pip uninstall --yes {RUNTIME_DISTRIBUTION}; pip install '{DISTRIBUTION}[{extra}]'"
-    return f"pip install '{name}[{extra}]'"
+def install_command(*extras: str) -> str:
+    """Return the command that installs weft with extras; in an installation without torch, also what it lacks."""
+    return f"pip install '{DISTRIBUTION}[{','.join(extras)}]'" if extras else f"pip install {DISTRIBUTION}"
 
 
 def nearest(name: str, names: Iterable[str], count: int = 3) -> list[str]:

@@ -31,7 +31,7 @@ def test_the_memory_is_stated_and_too_little_of_it_is_not_silent(monkeypatch: py
     monkeypatch.setattr(measuring, "available_gib", lambda: 6.2)
     text = "4 processes take turns; they need about 4 GiB of memory; 6 GiB are available."
     assert measuring._memory_text(4) == text
-    assert measuring._memory_text(9).endswith("6 GiB are available. Fewer --ways or --precision need less.")
+    assert measuring._memory_text(9).endswith("6 GiB are available. Fewer --backends or --precision need less.")
 
 
 def process(folder: Path, way: str = "eager", **more: Any) -> WorkerProcess:
@@ -64,7 +64,7 @@ def test_a_worker_survives_a_batch_that_is_too_large(tmp_path: Path, monkeypatch
 def test_every_way(capsys: pytest.CaptureFixture[str]) -> None:
     ways = [way for way in WAYS if way != "compiled"]  # minutes of a compiler
     precisions = ("fp32", "bf16", "int8") if has_bf16() else ("fp32", "int8")
-    rows = speed(["levit_nano_32"], ways=ways, precisions=precisions, batch_sizes=[1, 3], rounds=2, threads=1)
+    rows = speed(["levit_nano_32"], backends=ways, precisions=precisions, batch_sizes=[1, 3], rounds=2, threads=1)
     lines = capsys.readouterr().err.splitlines()
     pairs = [(way, precision) for precision in precisions for way in ways if precision in WAYS[way]]
     count = len(pairs)
@@ -110,7 +110,7 @@ def test_a_measurement_leaves_no_temporary_files(tmp_path: Path, monkeypatch: py
     (tmp_path / "temporary").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     monkeypatch.setattr(tempfile, "tempdir", None)
-    speed(["levit_nano_32"], ways=["openvino"], batch_sizes=[1], rounds=1, threads=1)
+    speed(["levit_nano_32"], backends=["openvino"], batch_sizes=[1], rounds=1, threads=1)
     assert not list((tmp_path / "temporary").iterdir())
     assert not (tmp_path / "imported").exists()
 
@@ -246,7 +246,7 @@ def test_emulated_bf16_is_named_and_refused_in_openvino(
     assert "This processor emulates bf16.\n" in capsys.readouterr().err
     assert main(arguments[:-1]) == UsageError.exit_code
     assert "emulates" not in capsys.readouterr().err
-    assert main([*arguments, "--ways", "eager", "openvino"]) == UsageError.exit_code
+    assert main([*arguments, "--backends", "eager", "openvino"]) == UsageError.exit_code
     assert "openvino in bf16 needs a processor with AVX-512 bf16 or AMX" in capsys.readouterr().err
 
 
@@ -254,15 +254,18 @@ def test_emulated_bf16_is_named_and_refused_in_openvino(
     ("arguments", "message"),
     [
         (
-            ["--ways", "tpu"],
-            "ways must be one or more of eager, folded, compiled, onnx, openvino; got tpu.",
+            ["--backends", "tpu"],
+            "backends must be one or more of eager, folded, compiled, onnx, openvino; got tpu.",
         ),
         (["--precision", "fp8"], "precisions must be one or more of fp32, bf16, int8; got fp8."),
         (
-            ["--ways", "eager", "--precision", "int8"],
-            "precisions must include one that these ways support (eager: fp32, bf16)",
+            ["--backends", "eager", "--precision", "int8"],
+            "precisions must include one that these backends support (eager: fp32, bf16)",
         ),
-        (["--device", "cuda", "--ways", "onnx"], "onnx is not supported on cuda; choose another device, way or"),
+        (
+            ["--device", "cuda", "--backends", "onnx"],
+            "onnx is not supported on cuda; choose another device, backend or",
+        ),
         (["--device", "cuda"], "device cuda needs a GPU that PyTorch can use; there is none."),
         (["--batch-size", "0"], "--batch-size must be a whole number of at least 1; got 0."),
         (["--rounds", "many"], "--rounds must be a whole number of at least 1; got many."),

@@ -88,7 +88,7 @@ def test_foreign_classes_on_request(tmp_path, legacy):
     ):
         read_state_dict(tmp_path / "x.pth")
     assert_state(read_state_dict(tmp_path / "x.pth", import_foreign=True))
-    averaged = read_state_dict(tmp_path / "x.pth", import_foreign=True, which="model_ema")
+    averaged = read_state_dict(tmp_path / "x.pth", import_foreign=True, state_dict="model_ema")
     assert torch.equal(averaged["b.bias"], AVERAGE["b.bias"])
 
 
@@ -141,9 +141,9 @@ def test_every_dtype_and_protocol(tmp_path, dtype, protocol):
 
 def test_the_average_when_asked(tmp_path):
     torch.save(HONEST["average beside it"], tmp_path / "x.pth")
-    assert torch.equal(read_state_dict(tmp_path / "x.pth", which="model_ema")["b.bias"], 2 * torch.ones(4))
+    assert torch.equal(read_state_dict(tmp_path / "x.pth", state_dict="model_ema")["b.bias"], 2 * torch.ones(4))
     with pytest.raises(CheckpointError, match="'swa'"):
-        read_state_dict(tmp_path / "x.pth", which="swa")
+        read_state_dict(tmp_path / "x.pth", state_dict="swa")
 
 
 def test_safetensors(tmp_path):
@@ -294,7 +294,7 @@ def test_archives_that_are_no_weights(tmp_path, files, message):
         ({}, "it holds nothing"),
         (torch.zeros(3), "it holds a Tensor. Save model"),
         ({**STATE, "epoch": 3}, r"names and tensors only; it holds .*epoch \(int\)"),
-        ({"one": STATE, "two": STATE}, r"holds several state dicts: one, two\. Choose one with which=NAME"),
+        ({"one": STATE, "two": STATE}, r"holds several state dicts: one, two\. Choose one with state_dict=KEY"),
         ({"model": {"a": torch.zeros(2).to_sparse()}}, r"its pickle names torch\._utils\._rebuild_sparse_tensor"),
         ({"model": {"a": torch.zeros(2, device="meta")}}, r"its pickle names torch\._utils\._rebuild_meta_tensor"),
     ],
@@ -339,8 +339,8 @@ def test_missing_directory_and_device(tmp_path):
 
 def test_safetensors_holds_one(tmp_path):
     save_file(STATE, tmp_path / "x.safetensors")
-    with pytest.raises(CheckpointError, match="holds one state dict; got which='model'"):
-        read_state_dict(tmp_path / "x.safetensors", which="model")
+    with pytest.raises(CheckpointError, match="holds one state dict; got state_dict='model'"):
+        read_state_dict(tmp_path / "x.safetensors", state_dict="model")
 
 
 @pytest.mark.skipif(not pathlib.Path("/proc/self/clear_refs").exists(), reason="peak memory is read from Linux's /proc")

@@ -61,7 +61,7 @@ def test_files_as_their_authors_save_them(tmp_path, theirs, ours, top):
     assert report.tensors == len(state)
     torch.testing.assert_close(from_file.state_dict(), from_dict.state_dict(), rtol=0, atol=0)
     if top:
-        assert weft.load_checkpoint(from_file, tmp_path / "x.pth", which="model_ema").part == "model_ema"
+        assert weft.load_checkpoint(from_file, tmp_path / "x.pth", state_dict="model_ema").part == "model_ema"
 
 
 def test_every_switch_that_no_tensor_shows_is_checked():

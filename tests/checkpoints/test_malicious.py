@@ -120,7 +120,7 @@ def test_calls_are_refused_by_name_and_never_made(tmp_path, kind, legacy):
     payload, name = calls(str(marker))[kind]
     torch.save({"model": STATE, "args": payload}, path, _use_new_zipfile_serialization=not legacy)
     assert_refused(path, f"its pickle names .*{name}")
-    assert torch.equal(read_state_dict(path, which="model", import_foreign=True)["a.weight"], STATE["a.weight"])
+    assert torch.equal(read_state_dict(path, state_dict="model", import_foreign=True)["a.weight"], STATE["a.weight"])
     assert not marker.exists()
 
 

@@ -66,10 +66,10 @@ def test_several_state_dicts_in_one_file(tmp_path, capsys):
     assert code == 0
     assert err == (
         f"{tmp_path / 'x.pth'} has several state dicts; used 'model', not model_ema."
-        " Choose another with --which NAME.\n"
+        " Choose another with --state-dict KEY.\n"
     )
     assert (json.loads(out)["part"], json.loads(out)["others"]) == ("model", ["model_ema"])
-    assert convert(capsys, tmp_path / "x.pth", tmp_path / "n", "--which", "model_ema")[0] == 0
+    assert convert(capsys, tmp_path / "x.pth", tmp_path / "n", "--state-dict", "model_ema")[0] == 0
     x = torch.randn(1, 3, 32, 32)
     assert torch.equal(load_model_dir(tmp_path / "m")[0](x), model(x))
     assert torch.equal(load_model_dir(tmp_path / "n")[0](x), average.eval()(x))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from weft import errors
-from weft.errors import DISTRIBUTION, RUNTIME_DISTRIBUTION, RUNTIME_EXTRAS, UsageError, install_command, need
+from weft.errors import DISTRIBUTION, UsageError, install_command, need
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -21,7 +21,7 @@ PAGES = [
         ROOT / name
         for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "Dockerfile", "Dockerfile.runtime", "Makefile")
     ),
-    ROOT / "packaging" / "runtime" / "README.md",
+    ROOT / "requirements-runtime.txt",
     *sorted(ROOT.glob("docs/**/*.md")),
     *sorted(ROOT.glob("benchmarks/**/*.md")),
     *sorted(ROOT.glob("examples/*.*")),
@@ -57,10 +57,9 @@ def test_no_command_installs_another_project(where: str, arguments: str) -> None
         if found is None or not word.lower().startswith("weft"):
             assert not re.match(r"weft($|[\[=<>])", word), f"{where}: {word}"
             continue
-        assert is_path or found["name"] in (DISTRIBUTION, RUNTIME_DISTRIBUTION), f"{where}: {word} is another project"
-        extras = RUNTIME_EXTRAS if found["name"] == RUNTIME_DISTRIBUTION else PROJECT["optional-dependencies"]
+        assert is_path or found["name"] == DISTRIBUTION, f"{where}: {word} is another project"
         for extra in filter(None, (found["extras"] or "").split(",")):
-            assert extra in extras, f"{where}: {word} has no extra {extra}"
+            assert extra in PROJECT["optional-dependencies"], f"{where}: {word} has no extra {extra}"
 
 
 def test_names_in_prose() -> None:
@@ -76,17 +75,19 @@ def test_the_distribution_is_what_is_installed() -> None:
     assert importlib.metadata.requires(DISTRIBUTION)
 
 
-def test_what_is_missing_is_installed_by_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_is_installed_by_its_extra() -> None:
     need("deploy", "json")
     with pytest.raises(UsageError, match=r"no_such_thing is needed for this, .* pip install 'weft-vision\[deploy\]'"):
         need("deploy", "json", "no_such_thing")
-    assert install_command("serve,ray") == "pip install 'weft-vision[serve,ray]'"
-    assert install_command("torch") == "pip install weft-vision"
-    assert errors.DISTRIBUTION == "weft-vision"
-    monkeypatch.setattr(errors, "distribution", lambda: RUNTIME_DISTRIBUTION)
-    assert install_command("openvino") == "pip install 'weft-vision-runtime[openvino]'"
-    assert install_command("torch") == "pip install 'weft-vision-runtime[torch]'"
-    assert install_command("deploy").endswith("; pip install 'weft-vision[deploy]'")
+    assert install_command("serve", "ray") == "pip install 'weft-vision[serve,ray]'"
+    assert install_command() == "pip install weft-vision"
+
+
+def test_without_torch_a_missing_package_is_installed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The extra would add torch, which such an installation was made without."""
+    monkeypatch.setattr(errors, "is_installed", lambda package: package == "json")
+    with pytest.raises(UsageError, match=r"Run: pip install onnxruntime$"):
+        need("onnx", "json", "onnxruntime")
 
 
 def test_extras_that_the_code_names_are_there() -> None:
@@ -95,8 +96,7 @@ def test_extras_that_the_code_names_are_there() -> None:
     for file in sorted((ROOT / "src").rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("need", "install_command"):
-                first = node.args[0]
-                if isinstance(first, ast.Constant):
-                    named |= set(first.value.split(","))
+                names = node.args[:1] if getattr(node.func, "id", "") == "need" else node.args
+                named |= {name.value for name in names if isinstance(name, ast.Constant)}
     assert {"deploy", "serve", "ray", "data", "track"} <= named
     assert named <= set(PROJECT["optional-dependencies"])

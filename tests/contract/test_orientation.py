@@ -107,7 +107,7 @@ def heatmaps(folder: Path, model: Path, out: Path) -> Any:
 
 
 def labels(folder: Path, model: Path, *_: Path) -> Any:
-    result = label(model, files(folder), budget=4, certain=0.9, quiet=True)
+    result = label(model, files(folder), num=4, min_probability=0.9, quiet=True)
     return [Path(row.image).name for row in (*result.next, *result.proposed, *result.rest)]
 
 

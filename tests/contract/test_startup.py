@@ -98,7 +98,7 @@ RUNS = {
     "evaluate d1 digits --limit 20": (),  # d1 is a word in timm's source
     "embed model photos --out features.npy": (),
     "similar model photos/cat/a.png photos": (),
-    "label model photos --budget 2": ("scipy",),
+    "label model photos --num 2": ("scipy",),
     "explain model photos/cat/a.png --out maps --no-grad-cam": ("matplotlib",),
     "evaluate model photos --out report": ("matplotlib",),
 }
@@ -238,7 +238,7 @@ REFUSED = {
     "evaluate model photos.zip": "is a ZIP archive. Unpack it",
     "evaluate model photos --out full": "must be new or empty",
     "evaluate model photos --out photos/x": "must be outside the data folder",
-    "evaluate model photos --out new --other full --out full/x": "must be outside the data folder",
+    "evaluate model photos --out new --unknown-images full --out full/x": "must be outside the data folder",
     "evaluate model photos --workers x": "workers must be",
     "evaluate model photos --real-labels nope.json": "there is none",
     "evaluate model photos --json --csv": "exclude each other",
@@ -269,7 +269,7 @@ REFUSED = {
     "export model new --data nowhere": "'nowhere' does not",
     "export model photos/x --data photos": "must be outside the data folder",
     "bench ./nowhere": "does not exist",
-    "bench levit_256 --ways nope": "ways must be",
+    "bench levit_256 --backends nope": "backends must be",
     "bench levit_256 --batch-size 0": "--batch-size must be",
     "explain model x.jpg --out full": "must be new or empty",
     "explain model x.jpg --out new": "x.jpg cannot be used: the file does not exist",

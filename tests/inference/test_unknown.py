@@ -59,7 +59,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         epochs=2,
         batch_size=12,
         out=folder / "run",
-        other=str(noise),
+        unknown_images=str(noise),
         settings={"data.val_fraction": 0.34},
         quiet=True,
     )
@@ -169,24 +169,24 @@ def test_other_images_are_checked_before_training(
     monkeypatch.setattr("weft.inference.evaluation.Predictor.load", lambda *args, **kwargs: pytest.fail("loaded"))
     data = load_recipe(run / "recipe.yaml").data.source
     with pytest.raises(DataError, match=f"{other} has none that can be read"):
-        train(data, other=str(tmp_path / other), out=tmp_path / "run", quiet=True)
+        train(data, unknown_images=str(tmp_path / other), out=tmp_path / "run", quiet=True)
     with pytest.raises(DataError, match=f"{other} has none that can be read"):
-        evaluate(run, data, other=tmp_path / other, quiet=True)
-    assert main(["train", str(data), "--other", str(tmp_path / other), "--quiet"]) == 3
+        evaluate(run, data, unknown_images=tmp_path / other, quiet=True)
+    assert main(["train", str(data), "--unknown-images", str(tmp_path / other), "--quiet"]) == 3
 
 
 def test_evaluate_measures_other_images(run: Path, noise: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record = json.loads((run / "best" / "config.json").read_text())["unknown"]
     data = run.parent / "data"
-    result = evaluate(run, data, other=noise, quiet=True).unknown
+    result = evaluate(run, data, unknown_images=noise, quiet=True).unknown
     assert result is not None
     assert result.auroc == pytest.approx(record["auroc"])
     assert (result.known_unknown, result.other_unknown) == (record["unknown"], record["other_unknown"])
-    assert main(["evaluate", str(run), str(data), "--other", str(noise), "--quiet", "--json"]) == 0
+    assert main(["evaluate", str(run), str(data), "--unknown-images", str(noise), "--quiet", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["unknown"]["other"] == 12
     (run.parent / "empty").mkdir(exist_ok=True)
-    with pytest.raises(DataError, match="--other must name images"):
-        evaluate(run, data, other=run.parent / "empty", quiet=True)
+    with pytest.raises(DataError, match="--unknown-images must name images"):
+        evaluate(run, data, unknown_images=run.parent / "empty", quiet=True)
 
 
 def test_training_says_that_other_images_are_not_used(
@@ -195,7 +195,9 @@ def test_training_says_that_other_images_are_not_used(
     """A network without a linear classifier has no detector."""
     network = nn.Sequential(nn.Conv2d(3, 3, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     paint(tmp_path / "data", 4)
-    train(tmp_path / "data", network, img_size=32, epochs=1, batch_size=8, other=str(noise), out=tmp_path / "run")
+    train(
+        tmp_path / "data", network, img_size=32, epochs=1, batch_size=8, unknown_images=str(noise), out=tmp_path / "run"
+    )
     assert f"Unknown images are not detected, and {noise} is not used: Sequential" in capsys.readouterr().err
 
 
@@ -205,7 +207,7 @@ def test_other_images_without_a_detector_are_refused_before_the_evaluation(
     save_model_dir(lively("levit_nano_32", num_classes=3), tmp_path / "net", label_names=["a", "b", "c"])
     monkeypatch.setattr("weft.inference.evaluation.open_labelled", lambda *args: pytest.fail("the data were read"))
     with pytest.raises(UsageError, match="Unknown images are detected by a model"):
-        evaluate(tmp_path / "net", noise, other=noise, quiet=True)
+        evaluate(tmp_path / "net", noise, unknown_images=noise, quiet=True)
 
 
 @pytest.mark.parametrize("format", ["onnx", "openvino"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -24,10 +25,10 @@ from torchvision import transforms
 import weft
 from tests.data.zoo import GOOD, settle
 from weft.checkpoints import save_model_dir
+from weft.cli import doctor
 from weft.data import open_image
 from weft.data.preprocessing import eval_transform
 from weft.deploy import export
-from weft.errors import RUNTIME_EXTRAS
 from weft.inference import Predictor, predict
 from weft.inference.probabilities import ranked, softmax
 
@@ -44,11 +45,24 @@ class Blocker:
 
 sys.meta_path.insert(0, Blocker())
 """
+NO_TORCH = """
+import importlib.metadata
+find = importlib.metadata.version
+
+def version(name):
+    if name == "torch":
+        raise importlib.metadata.PackageNotFoundError(name)
+    return find(name)
+
+importlib.metadata.version = version
+"""
 MAIN = "from weft.cli import main; sys.exit(main(sys.argv[1:]))"
-PROJECT, RUNTIME = (
-    tomllib.loads((ROOT / path).read_text())["project"]
-    for path in ("pyproject.toml", "packaging/runtime/pyproject.toml")
-)
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+RUNTIME = [
+    Requirement(line)
+    for line in (ROOT / "requirements-runtime.txt").read_text().splitlines()
+    if not line.startswith("#")
+]
 
 
 @pytest.fixture(scope="module")
@@ -171,26 +185,24 @@ def test_the_predictor_of_an_export_has_the_modules_of_torch_on_demand(folder: P
     assert np.array_equal(np.stack([row.probabilities for row in mirrored.predict(images)]), softmax(logits))
 
 
-def test_both_distributions_have_the_same_requirements() -> None:
-    ours = {Requirement(line).name: str(Requirement(line)) for line in PROJECT["dependencies"]}
-    extras = RUNTIME["optional-dependencies"]
-    theirs = {Requirement(line).name: str(Requirement(line)) for line in RUNTIME["dependencies"] + extras["torch"]}
-    assert theirs == ours
-    for extra in ("onnx", "openvino", "serve"):
-        assert extras[extra] == PROJECT["optional-dependencies"][extra]
-    assert set(RUNTIME_EXTRAS) == set(extras) <= set(PROJECT["optional-dependencies"])
-    for key in ("requires-python", "license", "scripts"):
-        assert RUNTIME[key] == PROJECT[key]
-    assert (ROOT / "packaging/runtime/LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+def test_the_requirements_without_torch_are_a_part_of_all() -> None:
+    """Each has the same versions, and what the core has in addition is what `doctor` expects to be absent."""
+    core = {need.name: need for need in map(Requirement, PROJECT["dependencies"])}
+    service = {need.name: need for need in map(Requirement, PROJECT["optional-dependencies"]["serve"])}
+    runtime = {need.name: need for need in RUNTIME}
+    assert runtime.items() <= (core | service).items()
+    assert service.keys() <= runtime.keys()
+    assert core.keys() - runtime.keys() == doctor.WITH_TORCH
 
 
-def test_doctor_reports_both_distributions(tmp_path: Path) -> None:
-    for name in ("weft_vision", "weft_vision_runtime"):
-        (tmp_path / f"{name}-0.1.0.dist-info").mkdir()
-        (tmp_path / f"{name}-0.1.0.dist-info" / "METADATA").write_text(f"Name: {name}\nVersion: 0.1.0\n")
-    done = run(tmp_path, "doctor", code=f"{BLOCKED}sys.path.insert(0, {str(tmp_path)!r}); {MAIN}")
-    assert done.returncode == 1
-    assert "are both installed" in done.stderr
+def test_doctor_fails_if_a_package_is_missing_that_exports_need(tmp_path: Path) -> None:
+    (tmp_path / "weft_vision-0.1.0.dist-info").mkdir()
+    for package, code in (("torch", 0), ("no-such-package", 1)):
+        metadata = f"Name: weft_vision\nVersion: 0.1.0\nRequires-Dist: {package}\n"
+        (tmp_path / "weft_vision-0.1.0.dist-info" / "METADATA").write_text(metadata)
+        done = run(tmp_path, "doctor", code=f"{BLOCKED}sys.path.insert(0, {str(tmp_path)!r})\n{NO_TORCH}{MAIN}")
+        assert done.returncode == code, done.stdout
+        assert re.search(rf"^{package} .* {'absent' if code == 0 else 'missing'}", done.stdout, re.MULTILINE)
 
 
 def _closure(names: list[str]) -> set[str]:
@@ -209,22 +221,17 @@ def _closure(names: list[str]) -> set[str]:
 def test_the_wheel_works_in_an_environment_without_torch(folder: Path, tmp_path: Path) -> None:
     source = tmp_path / "source"
     shutil.copytree(ROOT / "src", source / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    shutil.copytree(ROOT / "packaging", source / "packaging", ignore=shutil.ignore_patterns("*.egg-info", "build"))
-    stale = source / "packaging" / "runtime" / "build" / "lib" / "weft" / "stale.py"  # of an earlier build
-    stale.parent.mkdir(parents=True)
-    stale.touch()
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
     build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-index"]
-    build += ["--no-build-isolation", "--wheel-dir", str(tmp_path), str(source / "packaging" / "runtime")]
+    build += ["--no-build-isolation", "--wheel-dir", str(tmp_path), str(source)]
     subprocess.run(build, check=True, capture_output=True)
-    (wheel,) = tmp_path.glob("weft_vision_runtime-*.whl")
+    (wheel,) = tmp_path.glob("weft_vision-*.whl")
 
     venv.create(tmp_path / "venv", symlinks=True)
     (site,) = (tmp_path / "venv").glob("lib/python*/site-packages")
     shutil.unpack_archive(wheel, site, "zip")
-    assert not (site / "weft" / "stale.py").exists()
-    extras = RUNTIME["optional-dependencies"]
-    lines = [*RUNTIME["dependencies"], *extras["onnx"], *extras["serve"]]
-    for name in _closure([Requirement(line).name for line in lines]):
+    for name in _closure([*(need.name for need in RUNTIME), "onnxruntime"]):
         distribution = importlib.metadata.distribution(name)
         for top in {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}:
             if not (site / top).exists():
@@ -242,7 +249,7 @@ def test_the_wheel_works_in_an_environment_without_torch(folder: Path, tmp_path:
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == expected(folder)
     done = weft_of_venv("predict", "./model", "images")
-    assert (done.returncode, "pip install 'weft-vision-runtime[torch]'" in done.stderr) == (2, True)
+    assert (done.returncode, "pip install weft-vision" in done.stderr) == (2, True)
     done = weft_of_venv("doctor", "--json")
     assert done.returncode == 0, done.stdout
     installed = {row["package"] for row in json.loads(done.stdout)["packages"] if row["installed"] != "-"}

@@ -137,9 +137,9 @@ def test_an_override_is_read_as_carefully(key: str, value: object, message: str)
 
 @pytest.mark.parametrize("text", ["photos #2", "[a-z]+_", "(.*): 1", "*.jpg", "null", "123", "1e-3", "it's", "a\\d"])
 def test_an_argument_that_is_text_is_taken_literally(text: str) -> None:
-    given = {"start_from": text, "other": Path(text), "group": text}
+    given = {"start_from": text, "unknown_images": Path(text), "group": text}
     recipe = load_recipe(overrides=overrides_of(None, {"distill.teacher": Path(text)}, given))
-    assert (recipe.start_from, recipe.data.other, recipe.data.group, recipe.distill.teacher) == (text,) * 4
+    assert (recipe.start_from, recipe.data.unknown_images, recipe.data.group, recipe.distill.teacher) == (text,) * 4
 
 
 def test_an_argument_that_is_no_text_may_be_written_as_text() -> None:

@@ -98,7 +98,7 @@ def test_labels_are_those_of_predict_and_the_files_stay(run: RunResult, unlabell
         return {str(p): hashlib.sha256(p.read_bytes()).hexdigest() for p in unlabelled.rglob("*.png")}
 
     before = state()
-    result = label(run.out, unlabelled, budget=6, certain=0.6, out=tmp_path / "out", quiet=True)
+    result = label(run.out, unlabelled, num=6, min_probability=0.6, out=tmp_path / "out", quiet=True)
     assert state() == before
     rows = [*result.next, *result.proposed, *result.rest]
     assert sorted(row.image for row in rows) == sorted(before)
@@ -117,7 +117,7 @@ def test_tables_with_the_images_of_the_run_are_data_for_training(
     run: RunResult, unlabelled: Path, tmp_path: Path, capsys
 ) -> None:
     out = tmp_path / "out"
-    arguments = ["label", str(run.out), str(unlabelled), "--budget", "4", "--certain", "0.5", "--out", str(out)]
+    arguments = ["label", str(run.out), str(unlabelled), "--num", "4", "--min-probability", "0.5", "--out", str(out)]
     assert main([*arguments, "--quiet"]) == 0
     assert "proposed labels: 16 images" in capsys.readouterr().out
     header, *rows = csv.reader((out / "proposed.csv").read_text().splitlines())
@@ -154,7 +154,7 @@ def test_images_of_the_run_are_left_out(run: RunResult, unlabelled: Path, tmp_pa
     for model in (run.out, run.out / "best"):
         with pytest.raises(DataError, match="all 24 are among the images of the run"):
             label(model, source, quiet=True)
-        assert "held-out images" in label(model, unlabelled, budget=1, quiet=True).check
+        assert "held-out images" in label(model, unlabelled, num=1, quiet=True).check
 
 
 def test_it_works_without_the_images_of_the_run(run: RunResult, unlabelled: Path, tmp_path: Path, capsys) -> None:
@@ -162,14 +162,14 @@ def test_it_works_without_the_images_of_the_run(run: RunResult, unlabelled: Path
     recipe = copy / "recipe.yaml"
     recipe.write_text(recipe.read_text().replace(str(run.data), str(tmp_path / "gone")))
     shutil.copy(next(Path(run.data).rglob("*.png")), images / "known.png")
-    result = label(copy, images, budget=3, out=tmp_path / "out")
+    result = label(copy, images, num=3, out=tmp_path / "out")
     assert (len(result.next), result.check, result.labelled) == (3, "", 1)
     err = capsys.readouterr().err
     assert "already labelled is unknown" not in err
     assert "The images of the run are not used: " in err
     assert len((tmp_path / "out" / "next.csv").read_text().splitlines()) == 4
     (copy / FINGERPRINT).unlink()
-    assert label(copy, images, budget=3).labelled == 0
+    assert label(copy, images, num=3).labelled == 0
     assert "Which images are already labelled is unknown" in capsys.readouterr().err
 
 
@@ -199,11 +199,11 @@ def test_bad_input(run: RunResult, unlabelled: Path, tmp_path: Path, capsys) -> 
     with pytest.raises(DataError, match="a folder without images"):
         label(run.out, tmp_path / "empty", quiet=True)
     with pytest.raises(UsageError, match=r"budget must be at least 1; got 0"):
-        label(run.out, unlabelled, budget=0, quiet=True)
+        label(run.out, unlabelled, num=0, quiet=True)
     with pytest.raises(UsageError, match=r"--out must name a directory; .*label.csv' is the name of a file"):
         label(run.out, unlabelled, out=tmp_path / "label.csv", quiet=True)
     with pytest.raises(UsageError, match=r"certain must be above 0 and at most 1; got 1\.5"):
-        label(run.out, unlabelled, certain=1.5, quiet=True)
+        label(run.out, unlabelled, min_probability=1.5, quiet=True)
     config = json.loads((run.out / "best" / "config.json").read_text())
     shutil.copytree(run.out / "best", tmp_path / "nameless")
     del config["label_names"]

@@ -135,7 +135,7 @@ def test_the_card(trained: RunResult) -> None:
 def test_the_recipe_of_a_card_has_no_paths() -> None:
     """Every setting that names something to read is reduced to its last part."""
     folder = "/home/me/secret"
-    keys = ("data.source", "data.other", "start_from", "distill.teacher")
+    keys = ("data.source", "data.unknown_images", "start_from", "distill.teacher")
     recipe = load_recipe(None, [(key, f"{folder}/{key}") for key in keys])
     assert sorted(sources_of(recipe)) == sorted(f"{key}: {folder}/{key}" for key in keys)
     text = dump(_without_paths(recipe, "data.source"))

@@ -77,7 +77,7 @@ class SpeedRow:
 def speed(
     models: Sequence[str | Path],
     *,
-    ways: Sequence[str] = ("eager", "folded"),
+    backends: Sequence[str] = ("eager", "folded"),
     precisions: Sequence[str] = ("fp32",),
     batch_sizes: Sequence[int | str] = (1, 16),
     rounds: int = 10,
@@ -89,7 +89,7 @@ def speed(
 
     Args:
         models: names of models (with random weights), run directories, model directories or exports.
-        ways: of WAYS, which lists the precisions of each; an export has only its own way. In all ways but eager,
+        backends: of WAYS, which lists the precisions of each; an export has only its own way. In all ways but eager,
             weft's networks are folded.
         precisions: of PRECISIONS. int8 is calibrated on noise: its speed is that of `weft export`, its logits are not.
         batch_sizes: images per call; `best` doubles the batch size until the throughput no longer increases.
@@ -105,7 +105,7 @@ def speed(
         UsageError: an invalid argument, or a package that is not installed.
         CheckpointError: a model directory or export that cannot be read.
     """
-    _check_choices(ways, precisions, batch_sizes, rounds, threads, device)
+    _check_choices(backends, precisions, batch_sizes, rounds, threads, device)
     names = [str(model) for model in models]
     exports = {name for name in names if is_path(name) and "artefact" in read_config(model_dir(name))}
     if exports and device == "cuda":
@@ -123,7 +123,7 @@ def speed(
         raise UsageError(NO_CUDA)
     if "bf16" in precisions and (emulated := bf16_note(device, "bf16")) is not None:
         say(emulated)
-    pairs = [(way, precision) for precision in precisions for way in ways if precision in WAYS[way]]
+    pairs = [(way, precision) for precision in precisions for way in backends if precision in WAYS[way]]
     for pair in pairs if len(exports) < len(names) else []:
         check_tools(*pair)
     measured = [(name, *pair) for name in names for pair in ([("export", "")] if name in exports else pairs)]
@@ -145,21 +145,21 @@ def speed(
 
 
 def _check_choices(
-    ways: Sequence[str],
+    backends: Sequence[str],
     precisions: Sequence[str],
     batch_sizes: Sequence[int | str],
     rounds: int,
     threads: int | None,
     device: str,
 ) -> None:
-    for name, values, known in (("ways", ways, tuple(WAYS)), ("precisions", precisions, PRECISIONS)):
+    for name, values, known in (("backends", backends, tuple(WAYS)), ("precisions", precisions, PRECISIONS)):
         wrong = [value for value in values if value not in known]
         if wrong or not values:
             raise UsageError(f"{name} must be one or more of {', '.join(known)}; got {', '.join(wrong) or 'none'}.")
-    if not any(precision in WAYS[way] for way in ways for precision in precisions):
-        supported = "; ".join(f"{way}: {', '.join(WAYS[way])}" for way in ways)
+    if not any(precision in WAYS[way] for way in backends for precision in precisions):
+        supported = "; ".join(f"{way}: {', '.join(WAYS[way])}" for way in backends)
         raise UsageError(
-            f"precisions must include one that these ways support ({supported}); got {', '.join(precisions)}."
+            f"precisions must include one that these backends support ({supported}); got {', '.join(precisions)}."
         )
     numbers: list[tuple[str, int | str]] = [("rounds", rounds), ("threads", 1 if threads is None else threads)]
     for name, number in [*(("batch_size", size) for size in batch_sizes if size != BEST), *numbers]:
@@ -167,10 +167,10 @@ def _check_choices(
             raise UsageError(f"{name} must be at least 1; got {number}.")
     if device not in ("cpu", "cuda"):
         raise UsageError(f"device must be cpu or cuda; got {device}.")
-    wrong = [choice for choice in (*ways, *precisions) if choice in ON_CPU]
+    wrong = [choice for choice in (*backends, *precisions) if choice in ON_CPU]
     if device == "cuda" and wrong:
-        raise UsageError(f"{wrong[0]} is not supported on cuda; choose another device, way or precision.")
-    if "openvino" in ways and "bf16" in precisions and not has_bf16():
+        raise UsageError(f"{wrong[0]} is not supported on cuda; choose another device, backend or precision.")
+    if "openvino" in backends and "bf16" in precisions and not has_bf16():
         raise UsageError(
             "openvino in bf16 needs a processor with AVX-512 bf16 or AMX; this processor emulates bf16, and OpenVINO"
             " would compute in fp32. Leave out bf16 or openvino."
@@ -181,7 +181,7 @@ def _memory_text(processes: int) -> str:
     """State the memory that the processes of a measurement need, and what is available."""
     text = f"{processes} processes take turns; they need about {processes * WORKER_GIB:.0f} GiB of memory"
     available = available_gib()
-    advice = " Fewer --ways or --precision need less." if processes * WORKER_GIB > available else ""
+    advice = " Fewer --backends or --precision need less." if processes * WORKER_GIB > available else ""
     return f"{text}; {available:.0f} GiB are available.{advice}"
 
 

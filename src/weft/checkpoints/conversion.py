@@ -42,7 +42,7 @@ def convert_checkpoint(
     num_classes: int | None = None,
     img_size: int | tuple[int, int] | None = None,
     head: Literal["keep", "drop"] = "keep",
-    which: str | None = None,
+    state_dict: str | None = None,
     import_foreign: bool = False,
     prefix: str | None = None,
     settings: Mapping[str, Any] | None = None,
@@ -58,7 +58,7 @@ def convert_checkpoint(
         num_classes: number of classes of the head; None for that of the weights.
         img_size: input size in pixels; None for that of the model. Position embeddings are resized.
         head: 'drop' replaces the head by a new one with random weights.
-        which, import_foreign, prefix: as in `load_checkpoint`.
+        state_dict, import_foreign, prefix: as in `load_checkpoint`.
         settings: constructor arguments, in addition to those that the layout requires.
         force: replace an existing model directory.
 
@@ -72,7 +72,7 @@ def convert_checkpoint(
     out = Path(out)
     check_output(out, CONTENTS, force=force)
     file = weights_in(Path(source))
-    state, part, others = read_contents(file, which=which, import_foreign=import_foreign)
+    state, part, others = read_contents(file, state_dict=state_dict, import_foreign=import_foreign)
     settings = dict(settings or {})
     places = prefixes(state, len(state) // 3)
     if prefix is not None:

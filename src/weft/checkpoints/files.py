@@ -22,7 +22,9 @@ _EMA_PARTS = ("model_ema", "state_dict_ema", "ema", "ema_state_dict", "model_ema
 _SUFFIXES = ".safetensors, .pth, .pt, .bin"
 
 
-def read_state_dict(path: str | Path, *, which: str | None = None, import_foreign: bool = False) -> dict[str, Tensor]:
+def read_state_dict(
+    path: str | Path, *, state_dict: str | None = None, import_foreign: bool = False
+) -> dict[str, Tensor]:
     """Read a file of weights; the tensors are on the CPU.
 
     Reads `.safetensors` files, and files of `torch.save` (zip or legacy) with a state dict or with a dict that contains
@@ -30,17 +32,18 @@ def read_state_dict(path: str | Path, *, which: str | None = None, import_foreig
 
     Args:
         path: the file.
-        which: key of the state dict in the file, such as 'model_ema'; None for the first of 'model', 'state_dict' ...
+        state_dict: key of the state dict in the file, such as 'model_ema'; None for the first of 'model', 'state_dict'
+            and so on.
         import_foreign: accept a pickle that names unknown classes; they become inert placeholders.
 
     Raises:
         CheckpointError: the file is missing, damaged or refused, or has no weights.
     """
-    return read_contents(path, which=which, import_foreign=import_foreign)[0]
+    return read_contents(path, state_dict=state_dict, import_foreign=import_foreign)[0]
 
 
 def read_contents(
-    path: str | Path, *, which: str | None = None, import_foreign: bool = False
+    path: str | Path, *, state_dict: str | None = None, import_foreign: bool = False
 ) -> tuple[dict[str, Tensor], str, list[str]]:
     """Read a file like `read_state_dict`, and return the place of the state dict in the file.
 
@@ -50,9 +53,9 @@ def read_contents(
     """
     path = Path(path)
     if _is_safetensors(path):
-        if which is not None:
+        if state_dict is not None:
             raise CheckpointError(
-                f"A .safetensors file holds one state dict; got which={which!r} for {path}. Leave it out."
+                f"A .safetensors file holds one state dict; got state_dict={state_dict!r} for {path}. Leave it out."
             )
         try:
             return load_file(path), "", []
@@ -61,7 +64,7 @@ def read_contents(
                 f"{path} must be a complete safetensors file; it is damaged ({reason_of(error)}). Download it again."
             ) from None
     with open_pickle(path, import_foreign=import_foreign) as loaded:
-        return _find_state(loaded, path, which)
+        return _find_state(loaded, path, state_dict)
 
 
 def _is_safetensors(path: Path) -> bool:
@@ -100,26 +103,28 @@ def _is_safetensors(path: Path) -> bool:
     return False
 
 
-def _find_state(loaded: Any, path: Path, which: str | None) -> tuple[dict[str, Tensor], str, list[str]]:
+def _find_state(loaded: Any, path: Path, state_dict: str | None) -> tuple[dict[str, Tensor], str, list[str]]:
     """Return the state dict in the object that a file contains, as `read_contents` does."""
     must = f"{path} must hold a state dict, names and tensors"
     if not isinstance(loaded, Mapping) or (isinstance(loaded, Placeholder) and not loaded):
         raise CheckpointError(f"{must}; it holds a {_kind(loaded)}. Save model.state_dict() instead.")
     parts = {key: value for key, value in loaded.items() if isinstance(key, str) and _is_state(value)}
     known = [key for key in (*_PARTS, *_EMA_PARTS) if key in parts]
-    if which is not None and which not in parts:
+    if state_dict is not None and state_dict not in parts:
         available = ", ".join(parts) or "none, since the file is a state dict itself"
-        raise CheckpointError(f"which must name a state dict in {path}; got {which!r}. Available: {available}.")
-    if which is None and _is_state(loaded):
-        return _read(loaded, path), "", []
-    if which is None and not known and len(parts) > 1:
         raise CheckpointError(
-            f"{path} holds several state dicts: {', '.join(parts)}. Choose one with which=NAME (--which NAME)."
+            f"state_dict must name a state dict in {path}; got {state_dict!r}. Available: {available}."
+        )
+    if state_dict is None and _is_state(loaded):
+        return _read(loaded, path), "", []
+    if state_dict is None and not known and len(parts) > 1:
+        raise CheckpointError(
+            f"{path} holds several state dicts: {', '.join(parts)}. Choose one with state_dict=KEY (--state-dict KEY)."
         )
     if not parts:
         kinds = ", ".join(f"{key} ({_kind(value)})" for key, value in list(loaded.items())[:5]) or "nothing"
         raise CheckpointError(f"{must} only; it holds {kinds}. Save model.state_dict() instead.")
-    chosen = which if which is not None else [*known, *parts][0]
+    chosen = state_dict if state_dict is not None else [*known, *parts][0]
     return _read(parts[chosen], path), chosen, [key for key in parts if key != chosen and key in known]
 
 

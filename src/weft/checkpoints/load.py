@@ -59,7 +59,7 @@ def load_checkpoint(
     *,
     head: Literal["keep", "drop"] = "keep",
     switches: Literal["check", "ignore"] = "check",
-    which: str | None = None,
+    state_dict: str | None = None,
     import_foreign: bool = False,
     prefix: str | None = None,
 ) -> LoadReport:
@@ -75,7 +75,7 @@ def load_checkpoint(
         head: 'keep' loads the head; 'drop' does not load it, and leaves the head of the model unchanged.
         switches: 'check' refuses weights of a network that computes differently from `model`, for example with another
             activation; 'ignore' loads them.
-        which: key of the state dict in the file, such as 'model_ema'.
+        state_dict: key of the state dict in the file, such as 'model_ema'.
         import_foreign: accept a pickle that names unknown classes; they become inert placeholders.
         prefix: beginning of the keys to load, such as 'net'; None for that under which all keys of the model are.
 
@@ -93,7 +93,7 @@ def load_checkpoint(
     if isinstance(checkpoint, Mapping):
         theirs = _checked(checkpoint)
     else:
-        theirs, part, others = read_contents(checkpoint, which=which, import_foreign=import_foreign)
+        theirs, part, others = read_contents(checkpoint, state_dict=state_dict, import_foreign=import_foreign)
     prefix = find_prefix(model, theirs, head=head) if prefix is None else given_prefix(theirs, prefix)
     outside = [name for name in theirs if not name.startswith(prefix)]
     theirs = under(theirs, prefix)

@@ -18,7 +18,7 @@ from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
 from weft.cli.options import add_common
-from weft.errors import StorageError, UsageError, WeftError, install_command, unknown
+from weft.errors import StorageError, UsageError, WeftError, install_command, is_installed, unknown
 from weft.memory import is_out_of_memory, keep_memory
 from weft.processor import limit_threads
 from weft.system import IS_WINDOWS, hide_wandb
@@ -29,8 +29,6 @@ VERBS = (
     *("train", "evaluate", "predict", "compare", "study", "convert", "export", "bench", "explain", "serve"),
     *("embed", "similar", "label", "push", "data", "models", "recipes", "doctor"),
 )
-# modules that an installation without torch lacks (docs/deploy.md)
-NOT_IN_RUNTIME = ("torch", "torchvision", "timm", "accelerate", "huggingface_hub", "sklearn", "scipy", "matplotlib")
 WITH_MODELS = frozenset(VERBS) - {"recipes", "doctor"}  # verbs that take `--plugin`
 
 EXIT_CODES = """exit codes:
@@ -77,9 +75,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except ModuleNotFoundError as error:
-        if (name := (error.name or "").partition(".")[0]) not in NOT_IN_RUNTIME:
+        if is_installed("torch"):
             raise
-        text = f"This needs {name}, which is not installed. Run: {install_command('torch')}"
+        name = (error.name or "").partition(".")[0]  # an installation without torch (docs/deploy.md)
+        text = f"This needs {name}, which is not installed. Run: {install_command()}"
         return _complain(text, UsageError.exit_code)
     except Exception as error:
         if IS_WINDOWS and isinstance(error, OSError) and error.errno == errno.EINVAL and error.filename is None:

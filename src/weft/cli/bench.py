@@ -16,7 +16,7 @@ HELP = "measure latency and throughput of models on this machine, in every runti
 HEADER = ("model", "way", "precision", "batch", "p50 ms", "p95 ms", "images/s", "ratio", "differs")
 
 EXAMPLE = """
-weft bench levit_256 --ways eager folded openvino --precision fp32 bf16
+weft bench levit_256 --backends eager folded openvino --precision fp32 bf16
 weft bench runs/photos deploy/photos --batch-size 1 best
 
 All ways take turns on the same images. ratio: throughput relative to the first line with the same batch size. differs:
@@ -29,10 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the verb."""
     parser.add_argument("models", nargs="+", metavar="MODEL", help="model name, run directory or export")
     parser.add_argument(
-        "--ways",
+        "--backends",
         nargs="+",
         default=["eager", "folded"],
-        metavar="WAY",
+        metavar="BACKEND",
         help="ways to run a model: eager, folded, compiled, onnx, openvino (default: eager folded)",
     )
     parser.add_argument(
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
     rows = speed(
         args.models,
-        ways=args.ways,
+        backends=args.backends,
         precisions=args.precision,
         batch_sizes=[text if text == BEST else whole("--batch-size", text) for text in args.batch_size],
         rounds=whole("--rounds", args.rounds),

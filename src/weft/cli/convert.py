@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--head", choices=("keep", "drop"), default="keep", help="drop: replace the head by a new one (default: keep)"
     )
-    parser.add_argument("--which", metavar="KEY", help="state dict of the file to use, for example model_ema")
+    parser.add_argument("--state-dict", metavar="KEY", help="state dict of the file to use, for example model_ema")
     parser.add_argument(
         "--import-foreign",
         action="store_true",
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
             num_classes=args.num_classes,
             img_size=recipe.img_size,
             head=args.head,
-            which=args.which,
+            state_dict=args.state_dict,
             import_foreign=args.import_foreign,
             prefix=args.prefix,
             settings=recipe.model_args,
@@ -85,7 +85,9 @@ def run(args: argparse.Namespace) -> int:
         )
     if report.others:
         part, others = report.part, ", ".join(report.others)
-        say(f"{args.source} has several state dicts; used {part!r}, not {others}. Choose another with --which NAME.")
+        say(
+            f"{args.source} has several state dicts; used {part!r}, not {others}. Choose another with --state-dict KEY."
+        )
     if args.json:
         print_json({"out": str(out), **{key: value for key, value in vars(report).items() if key != "label_names"}})
         return 0

@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from weft.cli.options import add_common, example, note, print_json, table
-from weft.errors import DISTRIBUTION, RUNTIME_DISTRIBUTION, distribution, is_installed
+from weft.errors import DISTRIBUTION, is_installed
 from weft.processor import available_cores, cpu_flags, cpu_name, num_threads, processor_class
 from weft.version import __version__
 
@@ -33,6 +33,11 @@ An absent package is optional. Install the packages of an extra, for example: pi
 """
 
 DEVELOPMENT = ("dev", "docs")  # extras for work on weft itself, which are not listed
+# required packages that an installation without torch lacks (requirements-runtime.txt)
+WITH_TORCH = {
+    *("torch", "torchvision", "timm", "accelerate", "huggingface_hub"),
+    *("scikit-learn", "threadpoolctl", "scipy", "matplotlib"),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,37 +62,30 @@ def run(args: argparse.Namespace) -> int:
         print(
             "\n" + table(("machine", ""), [(name.replace("_", " "), _text(value)) for name, value in machine.items()])
         )
-    if are_both_installed():
-        note(
-            f"weft: {DISTRIBUTION} and {RUNTIME_DISTRIBUTION} are both installed, and have the same files. Run: pip"
-            f" uninstall {RUNTIME_DISTRIBUTION}; pip install --force-reinstall --no-deps {DISTRIBUTION}"
-        )
-        return 1
     if not packages:
         note("weft: the requirements are not known, because weft is not installed. Run: pip install -e .")
         return 1
     return int(any(row["state"] in ("missing", "too old") for row in packages))
 
 
-def are_both_installed() -> bool:
-    """Return whether both distributions of weft are installed, of which uninstalling one would break the other."""
-    return all(any(importlib.metadata.distributions(name=name)) for name in (DISTRIBUTION, RUNTIME_DISTRIBUTION))
-
-
 def check_packages() -> list[dict[str, str]]:
     """Return required and optional packages with their state: ok, missing (required), absent (optional) or too old.
 
+    Without torch, it and the packages that only serve with it are optional: predict and serve run exports.
     The list is empty if weft runs from a source tree and is not installed.
     """
     try:
-        requirements = [Requirement(text) for text in importlib.metadata.requires(distribution()) or []]
+        requirements = [Requirement(text) for text in importlib.metadata.requires(DISTRIBUTION) or []]
     except importlib.metadata.PackageNotFoundError:
         return []
     required = [need for need in requirements if _applies(need, "")]
-    rows = [{**_check(need, if_absent="missing"), "extra": ""} for need in required]
+    optional = set[str]() if is_installed("torch") else WITH_TORCH
+    rows = [
+        {**_check(need, if_absent="absent" if need.name in optional else "missing"), "extra": ""} for need in required
+    ]
     for need in requirements:
         extras = [] if need in required else [name for name in _extras(need) if _applies(need, name)]
-        if extras and need.name not in (DISTRIBUTION, RUNTIME_DISTRIBUTION):
+        if extras and need.name != DISTRIBUTION:
             rows.append({**_check(need, if_absent="absent"), "extra": ", ".join(extras)})
     return rows
 

@@ -53,7 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--real-labels", metavar="FILE", help="also score with ReaL labels (real.json), several or none per image"
     )
     parser.add_argument(
-        "--other", metavar="FOLDER", help="also measure how well images that show none of the classes are detected"
+        "--unknown-images",
+        metavar="FOLDER",
+        help="also measure how well images that show none of the classes are detected",
     )
     add_common(parser, "--out", out="report.html, evaluation.json")
     add_common(parser, "--force", "--json")
@@ -75,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     settings_of(*settings, args.follow_links, args.max_pixels)
     if args.out is not None:
         check_outside(args.out, args.data)
-        check_outside_images(args.out, args.other or ())
+        check_outside_images(args.out, args.unknown_images or ())
     if args.out is not None and not args.force:
         refuse_taken(Path(args.out), (), force=False)
     if args.real_labels is not None and not Path(args.real_labels).exists():
@@ -102,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
         follow_links=args.follow_links,
         tta=args.tta,
         reject_at_error=percentage("--reject-at-error", args.reject_at_error),
-        other=args.other,
+        unknown_images=args.unknown_images,
         real_labels=args.real_labels,
         out=args.out,
         force=args.force,

@@ -12,7 +12,7 @@ from weft.text import printable
 HELP = "choose the images to label next, and propose labels for the certain ones"
 
 EXAMPLE = """
-weft label runs/photos unlabelled/ --budget 20 --out to-label
+weft label runs/photos unlabelled/ --num 20 --out to-label
 weft train to-label/next.csv --recipe probe --out runs/photos-2     # after writing the labels into next.csv
 
 to-label/next.csv lists the images that a label helps most: uncertain and different from each other. Its labels are
@@ -29,11 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "images", nargs="+", metavar="IMAGES", help="image files, folders, or quoted patterns such as 'x/*.png'"
     )
+    parser.add_argument("--num", metavar="N", type=int, default=20, help="number of images to label next (default: 20)")
     parser.add_argument(
-        "--budget", metavar="N", type=int, default=20, help="number of images to label next (default: 20)"
-    )
-    parser.add_argument(
-        "--certain",
+        "--min-probability",
         metavar="P",
         type=float,
         default=0.95,
@@ -68,8 +66,8 @@ def run(args: argparse.Namespace) -> int:
     result = label(
         args.run,
         args.images,
-        budget=args.budget,
-        certain=args.certain,
+        num=args.num,
+        min_probability=args.min_probability,
         out=args.out,
         batch_size=args.batch_size,
         device=args.device or "auto",
@@ -87,8 +85,8 @@ def run(args: argparse.Namespace) -> int:
         ]
         print(table(("label next", "image", "most probable class", "probability"), rows))
         print(
-            f"proposed labels: {len(result.proposed):,} images with a probability of at least {args.certain:g}; others:"
-            f" {len(result.rest):,}"
+            f"proposed labels: {len(result.proposed):,} images with a probability of at least {args.min_probability:g};"
+            f" others: {len(result.rest):,}"
         )
         if result.labelled:
             print(f"left out: {result.labelled:,} images of the run")

@@ -134,8 +134,8 @@ def range_advice(value_range: ValueRange | None) -> str:
     )
 
 
-def check_other(images: str | Path, max_pixels: int | None = None) -> None:
-    """Check that an image of `--other` can be read, with at most `max_pixels`.
+def check_unknown_images(images: str | Path, max_pixels: int | None = None) -> None:
+    """Check that an image of `--unknown-images` can be read, with at most `max_pixels`.
 
     Raises:
         DataError: none can.
@@ -144,14 +144,14 @@ def check_other(images: str | Path, max_pixels: int | None = None) -> None:
         with contextlib.suppress(BadImage, OSError):
             image_info(path, max_pixels=max_pixels or MAX_PIXELS)
             return
-    raise no_other(images)
+    raise none_readable(images)
 
 
-def no_other(images: str | Path) -> DataError:
-    """Return the error of a folder for `--other` without a readable image."""
+def none_readable(images: str | Path) -> DataError:
+    """Return the error of a folder for `--unknown-images` without a readable image."""
     return DataError(
-        f"--other must name images that show none of the classes; {printable(str(images))} has none that can be read."
-        " Name a folder of images."
+        f"--unknown-images must name images that show none of the classes; {printable(str(images))} has none that can"
+        " be read. Name a folder of images."
     )
 
 

@@ -17,7 +17,7 @@ from weft.data.bit_depth import range_note
 from weft.data.folder import check_outside
 from weft.errors import DataError, UsageError
 from weft.files import check_output, new_directory, write_file
-from weft.inference.arguments import check_other, check_outside_images, image_files, range_advice
+from weft.inference.arguments import check_outside_images, check_unknown_images, image_files, range_advice
 from weft.inference.error_gallery import explained_errors
 from weft.inference.feature_map import drawn_of, feature_map
 from weft.inference.features import classifier_inputs
@@ -70,7 +70,7 @@ def evaluate(
     tta: bool = False,
     real_labels: str | Path | None = None,
     reject_at_error: float | None = None,
-    other: str | Path | None = None,
+    unknown_images: str | Path | None = None,
     out: str | Path | None = None,
     force: bool = False,
     quiet: bool = False,
@@ -92,8 +92,8 @@ def evaluate(
             for ImageNet's validation images, or a JSON object from image names to lists of class numbers.
         reject_at_error: also score the images above the confidence at which this share of the held-out images of the
             training was classified wrongly, from 0 to 1.
-        other: a folder of images that show none of the classes: also measure how well the detector of unknown images
-            separates them from the evaluated ones.
+        unknown_images: a folder of images that show none of the classes: also measure how well the detector of
+            unknown images separates them from the evaluated ones.
         out: directory for the report and evaluation.json, whose `split` says what was measured: `train`, `val`, `test`,
             `all`, or `new` (images that the model was not trained on, some of which its training did not have). None
             to write no files.
@@ -108,11 +108,11 @@ def evaluate(
     if split not in SPLITS:
         raise UsageError(f"split must be one of {', '.join(SPLITS)}; got {split!r}.")
     settings = settings_of(batch_size, img_size, device, precision, workers, limit, follow_links, max_pixels)
-    if other is not None:
-        check_other(other, settings.data.max_pixels)
+    if unknown_images is not None:
+        check_unknown_images(unknown_images, settings.data.max_pixels)
     if out is not None:
         check_outside(out, data)
-        check_outside_images(out, other or ())
+        check_outside_images(out, unknown_images or ())
         check_output(Path(out), CONTENTS, force=force)
     predictor = Predictor.load(
         run,
@@ -123,7 +123,7 @@ def evaluate(
         mirror=tta,
         max_pixels=settings.data.max_pixels,
     )
-    if other is not None and detector_of(predictor.source_model) is None:
+    if unknown_images is not None and detector_of(predictor.source_model) is None:
         raise UsageError(NO_DETECTOR)
     rejection = None if reject_at_error is None else predictor.reject_at(reject_at_error)
     trained_with = recipe_of(Path(run))
@@ -158,8 +158,8 @@ def evaluate(
     result, features = _measured(predictor, splits.classes, source, settings, among, excluded, drawn)
     if rejection is not None:
         result = dataclasses.replace(result, accepted=result.above(rejection.threshold))
-    if other is not None:
-        result = dataclasses.replace(result, unknown=_unknown(predictor, source, other, settings))
+    if unknown_images is not None:
+        result = dataclasses.replace(result, unknown=_unknown(predictor, source, unknown_images, settings))
     if labels is not None:
         predicted = result.predicted if among is None else np.asarray(among)[result.predicted]
         result = dataclasses.replace(result, real=real_score(labels, result.keys, predicted))
@@ -258,7 +258,7 @@ def _write(
         write_file(folder / "evaluation.json", json.dumps(arguments | result.as_dict(), indent=2) + "\n")
 
 
-def _unknown(predictor: Predictor, source: Source, other: str | Path, settings: Recipe) -> UnknownResult:
+def _unknown(predictor: Predictor, source: Source, unknown_images: str | Path, settings: Recipe) -> UnknownResult:
     """Compare the scores of the evaluated images with those of images that show none of the classes."""
     folded = Predictor(predictor.source_model, runtime=predictor.runtime, max_pixels=predictor.max_pixels)
     detector = folded.detector
@@ -266,8 +266,8 @@ def _unknown(predictor: Predictor, source: Source, other: str | Path, settings: 
     assert detector.threshold is not None
     batch_size = int(settings.batch_size)
     batches = evaluation_batches(source, predictor.source_model, batch_size, settings.workers)
-    with Work("other images", len(image_files(other))) as work:
-        others = scores_of_files(folded, other, batch_size, work.advance)
+    with Work("other images", len(image_files(unknown_images))) as work:
+        others = scores_of_files(folded, unknown_images, batch_size, work.advance)
     known = np.concatenate([folded.scores(images) for images, _ in batches])
     return compare_scores(known, others, detector.threshold.value)
 

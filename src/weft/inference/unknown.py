@@ -10,7 +10,7 @@ from jaxtyping import Float
 
 from weft.checkpoints.unknown import Threshold
 from weft.data.preprocessing import Pixels
-from weft.inference.arguments import image_files, no_other
+from weft.inference.arguments import image_files, none_readable
 from weft.inference.metrics import UnknownResult
 from weft.inference.prediction import prepared_batches
 from weft.inference.predictor import Predictor
@@ -33,7 +33,7 @@ def scores_of_files(
             scores.append(predictor.scores(predictor.array(usable)))
         on_batch(len(batch))
     if not scores:
-        raise no_other(images)
+        raise none_readable(images)
     return np.concatenate(scores)
 
 

@@ -11,7 +11,13 @@ from typing import Annotated, Any, Literal
 
 from weft.recipes.fields import STRICT, Matching, Within, option
 
+Positive = Annotated[int, Within(1)]
 Side = Annotated[int, Within(8, 4096)]
+ImageSize = Side | tuple[Side, Side]
+BatchSize = Annotated[int, Within(1, 65_536)]
+Workers = Annotated[int, Within(0, 1024)]
+Device = Literal["auto", "cpu", "cuda", "mps"]
+Precision = Literal["auto", "fp32", "bf16"]
 Share = Annotated[float, Within(0, 1)]
 Value = Annotated[int, Within(-(2**31), 2**32 - 1)]
 RunName = Annotated[
@@ -47,7 +53,7 @@ class Data:
     label: str | None = None
     """Column that has the classes. None: recognised by its name."""
 
-    other: str | None = option(None, "FOLDER")
+    unknown_images: str | None = option(None, "FOLDER")
     """Folder of images that show none of the classes. They set the threshold below which an image is unknown; without
     them, at most 5 % of the held-out images are below it."""
 
@@ -65,13 +71,13 @@ class Data:
     max_bad: Share = 0.1
     """Maximum fraction of unreadable files; with more, training does not start."""
 
-    limit: Annotated[int, Within(1)] | None = option(None)
+    limit: Positive | None = option(None)
     """Maximum number of images of each split. None uses all."""
 
     follow_links: bool = option(False)
     """Also read class folders that are links to outside the dataset."""
 
-    max_pixels: Annotated[int, Within(1)] | None = option(None)
+    max_pixels: Positive | None = option(None)
     """Maximum pixels (height x width) of an image; larger ones count as bad files. None: 100 million."""
 
     value_range: tuple[Value, Value] | None = None
@@ -265,7 +271,7 @@ class Recipe:
     model_args: dict[str, Any] = field(default_factory=dict)
     """Constructor arguments of the network, such as ablation switches."""
 
-    img_size: Side | tuple[Side, Side] | None = option(None, "N|HxW")
+    img_size: ImageSize | None = option(None, "N|HxW")
     """Input size in pixels: one side, or height x width. None: that of the network."""
 
     pretrained: bool = False
@@ -290,7 +296,7 @@ class Recipe:
     steps: Annotated[int, Within(1)] | None = None
     """Instead of `epochs`: number of optimizer steps; the last epoch may be shorter."""
 
-    batch_size: Annotated[int, Within(1, 65_536)] | Literal["auto"] = option(64)
+    batch_size: BatchSize | Literal["auto"] = option(64)
     """Images per batch, over all devices. auto: the largest that fits on a GPU, the fastest on a CPU (training
     only)."""
 
@@ -300,10 +306,10 @@ class Recipe:
     seed: Annotated[int, Within(0, 2**31 - 1)] = option(0)
     """Random seed of split (unless `data.seed` is set), initialisation, order and augmentation."""
 
-    device: Literal["auto", "cpu", "cuda", "mps"] = option("auto")
+    device: Device = option("auto")
     """Device; auto uses a CUDA GPU if there is one. mps is the GPU of a Mac, on which weft has not been tested yet."""
 
-    precision: Literal["auto", "fp32", "bf16"] = option("fp32")
+    precision: Precision = option("fp32")
     """Number format of matrix multiplications and convolutions; weights stay in fp32. auto: bf16 if a training step of
     the network is faster with it here, by a measurement of seconds; the run records the format."""
 
@@ -316,7 +322,7 @@ class Recipe:
     sync_bn: bool = False
     """With several processes on GPUs: compute BatchNorm statistics over all of them. On a CPU it is refused."""
 
-    workers: Annotated[int, Within(0, 1024)] = option(0)
+    workers: Workers = option(0)
     """Data loader processes per device; 0 loads in the main process. Results do not depend on it."""
 
     evaluate_every: Annotated[int, Within(1, 100_000)] = 1

@@ -168,7 +168,7 @@ def _without_paths(recipe: Recipe, data: str) -> Recipe:
     return dataclasses.replace(
         recipe,
         start_from=name_of(recipe.start_from),
-        data=dataclasses.replace(recipe.data, source=data, other=name_of(recipe.data.other)),
+        data=dataclasses.replace(recipe.data, source=data, unknown_images=name_of(recipe.data.unknown_images)),
         distill=dataclasses.replace(recipe.distill, teacher=name_of(recipe.distill.teacher)),
     )
 

@@ -20,7 +20,7 @@ from weft.serve.settings import MAX_BATCH, TOKEN, Settings
 try:
     from ray import serve
 except ImportError as error:
-    command = install_command("serve,ray")
+    command = install_command("serve", "ray")
     raise UsageError(f"ray[serve] is needed for this, and is not installed. Run: {command}") from error
 
 # settings that concern a single machine, or that must not be visible in a list of processes

@@ -68,7 +68,7 @@ def _forms_of(exported: Path, job: Job, result: Result, *, is_full: bool) -> lis
     ways = ("folded", "openvino") if is_full else ("folded",)
     with quietly():
         models = [job.model] if report is None else [job.model, exported]
-        rows = speed(models, ways=ways, precisions=precisions, batch_sizes=BATCH_SIZES, rounds=ROUNDS)
+        rows = speed(models, backends=ways, precisions=precisions, batch_sizes=BATCH_SIZES, rounds=ROUNDS)
     floats = [row for row in rows if row.model == str(job.model)]
     forms = [_form("float", floats, result.top1(), result.megabytes)]
     if report is not None:

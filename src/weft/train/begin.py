@@ -15,7 +15,7 @@ from weft.data.fingerprint import fingerprint
 from weft.data.preprocessing import eval_transform
 from weft.errors import StorageError, UsageError
 from weft.files import remove, temporary_path, write_file
-from weft.inference.arguments import check_other
+from weft.inference.arguments import check_unknown_images
 from weft.models.contract import preprocessing
 from weft.processor import bf16_note
 from weft.progress import Work, say
@@ -95,8 +95,8 @@ def resume(
     note, runtime, recipe, step = _ignore if whole else say, plan.runtime, plan.recipe, saved.state.step
     plan.build()
     check_data(out, plan.splits, str(recipe.data.source))
-    if recipe.data.other is not None:
-        check_other(recipe.data.other, recipe.data.max_pixels)
+    if recipe.data.unknown_images is not None:
+        check_unknown_images(recipe.data.unknown_images, recipe.data.max_pixels)
     read_public_classifier(out)  # damage shows now, not after the last epoch
     if runtime.device.type == "cpu":
         torch.set_num_threads(saved.state.machine["threads"])  # it determines the order of sums, and so their last bits

@@ -69,9 +69,9 @@ def _concluded(run: Run, result: RunResult) -> RunResult:
         confidence = calibrate(held_out.logits, held_out.labels)
         best.temperature = confidence.temperature
         detector = fit_detector(plan, run.out, best, held_out)
-        if detector is None and recipe.data.other is not None:
+        if detector is None and recipe.data.unknown_images is not None:
             say(
-                f"Unknown images are not detected, and {printable(recipe.data.other)} is not used:"
+                f"Unknown images are not detected, and {printable(recipe.data.unknown_images)} is not used:"
                 f" {type(network).__name__} has no linear classifier, or features that are not finite."
             )
         write_confidence(run.out / "best", confidence, detector)

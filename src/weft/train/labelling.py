@@ -33,8 +33,8 @@ from weft.runtime import Runtime
 from weft.text import printable
 from weft.train.plan import open_splits
 
-BUDGET = 20
-CERTAIN = 0.95
+NUM = 20
+MIN_PROBABILITY = 0.95
 UNCERTAIN_SHARE = 0.5  # of the images, by margin: the candidates (benchmarks/few-images/label.csv)
 MAX_LABELLED = 2_000  # training images, and held-out images, of the run whose features are computed
 MAX_SIMILARITIES = 10_000_000  # in memory, of images without labels to labelled ones
@@ -100,8 +100,8 @@ def label(
     run: str | Path,
     images: str | Path | Sequence[str | Path],
     *,
-    budget: int = BUDGET,
-    certain: float = CERTAIN,
+    num: int = NUM,
+    min_probability: float = MIN_PROBABILITY,
     out: str | Path | None = None,
     batch_size: int | None = None,
     device: str | None = None,
@@ -121,8 +121,8 @@ def label(
     Args:
         run: a run directory, or a model directory with class names.
         images: files, folders (with all images below them) or patterns such as 'x/*.png'. They are only read.
-        budget: number of images to label next.
-        certain: smallest probability of a proposed label, above 0 and at most 1.
+        num: number of images to label next.
+        min_probability: smallest probability of a proposed label, above 0 and at most 1.
         out: directory for `next.csv`, `proposed.csv` and a report with the images; None to write no files. Both tables
             are data for `weft train`: they also list the labelled images of the run, if these are files. In `next.csv`
             the labels of the other images are empty, for a person to write.
@@ -136,10 +136,10 @@ def label(
         DataError: no image can be read.
         CheckpointError: the model is missing, cannot be read, or has no class names.
     """
-    if budget < 1:
-        raise UsageError(f"budget must be at least 1; got {budget}.")
-    if not 0 < certain <= 1:
-        raise UsageError(f"certain must be above 0 and at most 1; got {certain:g}.")
+    if num < 1:
+        raise UsageError(f"num must be at least 1; got {num}.")
+    if not 0 < min_probability <= 1:
+        raise UsageError(f"min_probability must be above 0 and at most 1; got {min_probability:g}.")
     settings = settings_of(batch_size, None, device, precision, None, limit, max_pixels=max_pixels)
     if precision is None:
         settings = replace(settings, precision=_precision_of(Path(run), str(settings.device)))
@@ -157,9 +157,11 @@ def label(
     known, _ = _features(predictor, labelled.train, int(settings.batch_size))
     held_out = _features(predictor, labelled.held_out, int(settings.batch_size))
     probabilities = _probabilities(predictor, unlabelled.features)
-    chosen = choose(unlabelled.features, probabilities, known, budget)
+    chosen = choose(unlabelled.features, probabilities, known, num)
     rows = [
-        LabelProposal(image, predictor.classes[place], float(row[place]), "accept" if row[place] >= certain else "")
+        LabelProposal(
+            image, predictor.classes[place], float(row[place]), "accept" if row[place] >= min_probability else ""
+        )
         for image, row, place in zip(unlabelled.images, probabilities, ranked(probabilities)[:, 0], strict=True)
     ]
     not_chosen = [rows[i] for i in np.argsort(-probabilities.max(axis=1), kind="stable") if i not in chosen]
@@ -168,7 +170,7 @@ def label(
         proposed=[row for row in not_chosen if row.action],
         rest=[row for row in not_chosen if not row.action],
         errors=unlabelled.errors,
-        check=_check(predictor, *held_out, certain),
+        check=_check(predictor, *held_out, min_probability),
         labelled=num_labelled,
     )
     if out is not None:
@@ -176,20 +178,20 @@ def label(
             say(f"{NEXT} and {PROPOSED} list no image of the run, since these are not files. Add them before training.")
         with new_directory(Path(out), CONTENTS, force=force) as folder:
             _write_tables(folder, result, labelled.rows)
-            _write_report(folder, str(run), result, certain)
+            _write_report(folder, str(run), result, min_probability)
     return result
 
 
-def choose(features: np.ndarray, probabilities: np.ndarray, known: np.ndarray, budget: int) -> list[int]:
+def choose(features: np.ndarray, probabilities: np.ndarray, known: np.ndarray, num: int) -> list[int]:
     """Return the indices of the images to label next, in the order of choice.
 
     Args:
         features: (images features) of the images without labels.
         probabilities: (images classes) of the same images.
         known: (labelled features) of the labelled images.
-        budget: number of images to choose; all if there are fewer.
+        num: number of images to choose; all if there are fewer.
     """
-    number = min(budget, len(features))
+    number = min(num, len(features))
     second, first = np.sort(probabilities, axis=1)[:, -2:].T
     candidates = np.argsort(first - second, kind="stable")[: max(int(UNCERTAIN_SHARE * len(features)), number)]
     points = unit_length(features[candidates].astype(np.float64))
@@ -295,17 +297,17 @@ def _probabilities(predictor: Predictor, features: np.ndarray) -> np.ndarray:
     return softmax(logits / predictor.temperature, axis=1)
 
 
-def _check(predictor: Predictor, features: np.ndarray, labels: np.ndarray, certain: float) -> str:
+def _check(predictor: Predictor, features: np.ndarray, labels: np.ndarray, min_probability: float) -> str:
     """Return the accuracy of the labels that would be proposed for the held-out images, as a sentence."""
     if not len(labels):
         return ""
     probabilities = _probabilities(predictor, features)
-    is_certain = probabilities.max(axis=1) >= certain
+    is_certain = probabilities.max(axis=1) >= min_probability
     if not is_certain.any():
-        return f"None of {len(labels):,} held-out images has a probability of at least {certain:g}."
+        return f"None of {len(labels):,} held-out images has a probability of at least {min_probability:g}."
     right = probabilities.argmax(axis=1)[is_certain] == labels[is_certain]
     accuracy = accuracy_text(100 * float(right.mean()), len(right), f"of {len(labels):,} held-out images")
-    return f"Labels with a probability of at least {certain:g} are right for {accuracy}."
+    return f"Labels with a probability of at least {min_probability:g} are right for {accuracy}."
 
 
 def _write_tables(folder: Path, result: Labelling, labelled: Sequence[tuple[str, str, str]]) -> None:
@@ -319,7 +321,7 @@ def _write_tables(folder: Path, result: Labelling, labelled: Sequence[tuple[str,
     write_table(folder / PROPOSED, ("path", "label", "probability", "action", "split"), proposed)
 
 
-def _write_report(folder: Path, run: str, result: Labelling, certain: float) -> None:
+def _write_report(folder: Path, run: str, result: Labelling, min_probability: float) -> None:
     def table(rows: Sequence[LabelProposal]) -> Table:
         cells = [(printable(row.image), row.label, f"{row.probability:.3f}") for row in rows]
         return ("image", "most probable class", "probability"), cells
@@ -334,7 +336,10 @@ def _write_report(folder: Path, run: str, result: Labelling, certain: float) -> 
     summary = [
         ("model", run),
         ("to label next", f"{num_next:,} images, in {NEXT}"),
-        ("proposed labels", f"{num_proposed:,} images with a probability of at least {certain:g}, in {PROPOSED}"),
+        (
+            "proposed labels",
+            f"{num_proposed:,} images with a probability of at least {min_probability:g}, in {PROPOSED}",
+        ),
         ("other images", f"{len(result.rest):,}"),
         *([("check", result.check)] if result.check else []),
     ]

@@ -223,7 +223,7 @@ def sources_of(recipe: Recipe) -> list[str]:
     sources = {
         "data.source": recipe.data.source,
         "start_from": recipe.start_from,
-        "data.other": recipe.data.other,
+        "data.unknown_images": recipe.data.unknown_images,
         "distill.teacher": recipe.distill.teacher,
         "pretrained": f"the public weights of {recipe.model or 'the chosen model'}" if recipe.pretrained else None,
     }

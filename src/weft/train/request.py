@@ -13,7 +13,7 @@ from weft.checkpoints.config import CONFIG, WEIGHTS
 from weft.checkpoints.resolve import PREFIX
 from weft.data.open import check_exists
 from weft.errors import CheckpointError, UsageError
-from weft.inference.arguments import check_other
+from weft.inference.arguments import check_unknown_images
 from weft.recipes import Recipe, load_recipe
 from weft.recipes.load import default_recipe, overrides_of, recipe_names
 from weft.recipes.rules import check_rules
@@ -104,12 +104,12 @@ class Request:
         Raises:
             UsageError: an invalid setting, a device that this machine does not have, settings that
                 contradict each other, or no dataset.
-            DataError: there is no such dataset, or none of the images of `data.other` can be read.
+            DataError: there is no such dataset, or none of the images of `data.unknown_images` can be read.
             CheckpointError: there are no such weights to start from.
         """
         recipe = self.load(self.base)
-        if recipe.data.other is not None:
-            check_other(recipe.data.other, recipe.data.max_pixels)
+        if recipe.data.unknown_images is not None:
+            check_unknown_images(recipe.data.unknown_images, recipe.data.max_pixels)
         if self.from_scratch:
             recipe = self._without_weights(recipe)
         if recipe.start_from is not None and not recipe.start_from.startswith(PREFIX):

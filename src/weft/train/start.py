@@ -55,7 +55,7 @@ def train(
     max_pixels: int | None = None,
     folds: int | None = None,
     group: str | None = None,
-    other: str | Path | None = None,
+    unknown_images: str | Path | None = None,
     follow_links: bool | None = None,
     max_time: str | float | None = None,
     stop_after: int | None = None,
@@ -78,8 +78,8 @@ def train(
             Its settings are those of the run.
         override: with `resume`, replace settings of the run by those that are given.
         epochs, batch_size, img_size, seed, device, precision, workers: settings with an argument of their own.
-        limit, max_pixels, folds, group, other, follow_links: settings of the dataset (`data.limit`, ...) with an
-            argument of their own.
+        limit, max_pixels, folds, group, unknown_images, follow_links: settings of the dataset (`data.limit`, ...) with
+            an argument of their own.
         out: the run directory; None for runs/MODEL-DATA, or runs/MODEL-DATA-2 and so on if that exists.
         max_time: stop after this time and save the state: seconds, or '90s', '45m', '2h', '1h30m'.
         stop_after: stop at the end of this epoch, counted from 1, and save the state.

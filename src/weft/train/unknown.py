@@ -37,13 +37,13 @@ def fit_detector(plan: Plan, out: Path, best: Predictor, held_out: HeldOutOutput
     """Return a detector of unknown images; None if the network has no linear classifier, or features are not finite.
 
     Args:
-        plan: of the run; `data.other` of its recipe names images that show none of the classes.
+        plan: of the run; `data.unknown_images` of its recipe names images that show none of the classes.
         out: the run directory, which may have the classifier of the public weights.
         best: the best model with its temperature; gets the detector without threshold.
         held_out: outputs of the model; those of the folded network set the threshold.
 
     Raises:
-        DataError: none of the images of `data.other` can be read.
+        DataError: none of the images of `data.unknown_images` can be read.
     """
     recipe, train, batch_size = plan.recipe, plan.splits.train, plan.val_batches.order.batch_size
     of_known, logits = held_out.folded_features, held_out.folded_logits
@@ -59,7 +59,9 @@ def fit_detector(plan: Plan, out: Path, best: Predictor, held_out: HeldOutOutput
     fitted = UnknownDetector(mean, unit_length(features - mean), _original_classifier(out, features))
     best.detector = UnknownDetector.deserialized(fitted.serialized())  # the threshold is that of the rounded values
     known = best.detector.scores(of_known, softmax(logits, best.temperature))
-    other = None if recipe.data.other is None else scores_of_files(best, recipe.data.other, batch_size)
+    other = (
+        None if recipe.data.unknown_images is None else scores_of_files(best, recipe.data.unknown_images, batch_size)
+    )
     return dataclasses.replace(best.detector, threshold=set_threshold(known, other))
 
 

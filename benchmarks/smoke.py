@@ -45,7 +45,7 @@ class Script(NamedTuple):
 SCRIPTS = (
     Script("data/decode.py", ("{photos} --rounds 1 --csv {work}/decode.csv",)),
     Script("data/memory.py", ("--images 4000",)),
-    Script("deploy/auto.py", ("{run} {cifar10}/train --csv {work}/auto.csv",), 600),
+    Script("deploy/auto.py", ("{run} {cifar10}/train --csv {work}/auto.csv",), 1500),
     Script("deploy/cold_start.py", ("--models levit_nano_32 --rounds 1", "--table"), 600),
     Script(
         "deploy/image.py",
@@ -101,7 +101,7 @@ SCRIPTS = (
     Script("speed/int8_linear.py", ("--models levit_128s --rounds 1",), 900),
     Script("speed/levit_block.py", ("--rounds 1",)),
     Script("speed/protocol.py", ("levit_128s --seconds 1 --rounds 1",)),
-    Script("speed/released.py", ("{released} --batch-size 1 --rounds 1",)),
+    Script("speed/released.py", ("{released} --batch-size 1 --rounds 1",), 600),
     Script("speed/saturation.py", ("{photos} --models levit_128s --images 2 --out {work}",), 900),
     Script("speed/shares.py", ("--models ceit_tiny_patch16_224 --batch-size 1 --out {work}",), 600),
     Script("speed/trees.py", ("src {photos} --rounds 1",), 600),

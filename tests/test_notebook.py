@@ -24,7 +24,7 @@ from weft.inference.prediction import FilePrediction
 from weft.interpret import Explanation
 from weft.intervals import Estimate
 from weft.notebook import MAX_CARDS, ImageList, LiveOutput, in_notebook
-from weft.progress import Work, counting, quietly, say
+from weft.progress import Work, quietly, say
 from weft.runs.directory import EpochRow
 from weft.study import Study
 from weft.study.plan import Scale, StudyVariant
@@ -228,9 +228,10 @@ def test_without_a_kernel_there_is_no_notebook(monkeypatch: pytest.MonkeyPatch) 
 def test_an_output_is_updated_in_place(cell: Cell) -> None:
     output = LiveOutput()
     assert not output.is_shown
-    output.show("<b>1</b>", "1")
-    output.show("<b>2</b>", "2")
-    assert cell.outputs == [{"text/html": "<b>2</b>", "text/plain": "2"}]
+    output.show("<b>1</b>")
+    output.show("<b>2</b>")
+    html = '<div dir="auto" style="overflow-wrap: anywhere">&lt;b&gt;2&lt;/b&gt;</div>'
+    assert cell.outputs == [{"text/html": html, "text/plain": "<b>2</b>"}]
 
 
 def test_a_task_is_one_output(cell: Cell, capfd: pytest.CaptureFixture[str]) -> None:
@@ -264,8 +265,8 @@ def test_a_task_of_several_parts_ends_in_one_line(cell: Cell) -> None:
 
 
 def test_a_short_task_and_a_quiet_one_show_nothing(cell: Cell) -> None:
-    with counting(20) as advance:
-        advance(20)
+    with Work("evaluating", 20) as work:
+        work.advance(20)
     now = Time()
     with quietly(), Work("evaluating", 20, now=now) as work:
         now.seconds += 900

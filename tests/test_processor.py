@@ -98,53 +98,17 @@ def test_the_name_without_a_model_name(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert processor.cpu_name() == "Intel64 Family 6"
 
 
-@pytest.mark.parametrize(
-    ("average", "running", "threads", "note"),
-    [
-        (0.2, "1/90", 2, None),
-        (4.3, "1/90", 2, None),  # the load of what has just ended
-        (0.3, "6/90", 2, None),  # the load of a moment
-        (2.2, "3/90", 2, None),  # there are cores for both
-        (2.2, "3/90", 3, "About 2 other processes use the 4 cores of this machine (load 2.0)"),
-        (1.1, "2/90", 3, None),
-        (1.1, "2/90", 4, "About 1 other process uses the 4 cores of this machine (load 1.0)"),
-        (4.6, "6/90", 1, "expect less than the usual speed with 1 thread."),
-    ],
-)
-def test_a_busy_machine_is_named(
-    average: float, running: str, threads: int, note: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loads = tmp_path / "loadavg"
-    loads.write_text(f"{average} 1.00 1.00 {running} 4711\n")
-    monkeypatch.setattr(processor, "_LOADAVG", loads)
-    monkeypatch.setattr(processor, "_TASKS", tmp_path / "none")
-    monkeypatch.setattr("os.getloadavg", lambda: (average, 1.0, 1.0), raising=False)
-    monkeypatch.setattr("os.cpu_count", lambda: 4)
-    shown = processor.busy_note(threads)
-    assert shown is None if note is None else note in (shown or "")
-
-
-def test_threads_of_this_process_are_not_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """OpenMP's threads spin for a moment after a computation."""
-    for number, state in enumerate("RRS"):
-        (tmp_path / str(number)).mkdir()
-        (tmp_path / str(number) / "stat").write_text(f"{number} (a) name) {state} 1 2 3\n")
-    monkeypatch.setattr(processor, "_TASKS", tmp_path)
-    (tmp_path / "loadavg").write_text("2.00 1.00 1.00 2/90 4711\n")
-    monkeypatch.setattr(processor, "_LOADAVG", tmp_path / "loadavg")
-    monkeypatch.setattr("os.getloadavg", lambda: (2.0, 1.0, 1.0), raising=False)
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
-    assert processor.busy_note(2) is None
-
-
-def test_fewer_threads_are_advised_where_they_help(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processor, "_LOADAVG", tmp_path / "none")  # not on macOS
-    monkeypatch.setattr("os.getloadavg", lambda: (2.6, 1.0, 1.0), raising=False)
-    monkeypatch.setattr("os.cpu_count", lambda: 4)
-    assert str(processor.busy_note(4)).endswith("with 4 threads. --threads 1 may be faster.")
-    assert str(processor.busy_note(3)).endswith("with 3 threads. --threads 1 may be faster.")
-    monkeypatch.delattr("os.getloadavg")  # Windows
-    assert processor.busy_note(4) is None
+def test_emulated_bf16_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in processor.LIMITS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(processor, "has_bf16", lambda: False)
+    note = "This processor emulates bf16, which is slow. --precision fp32 is faster."
+    assert processor.bf16_note("cpu", "bf16") == note
+    assert processor.bf16_note("cpu", "fp32") is processor.bf16_note("cuda", "bf16") is None
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    assert processor.bf16_note("cpu", "bf16") == f"With ONEDNN_MAX_CPU_ISA=AVX2, t{note[1:]}"
+    monkeypatch.setattr(processor, "has_bf16", lambda: True)
+    assert processor.bf16_note("cpu", "bf16") is None
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from rich.console import Console
 
 import weft
 from weft import progress
-from weft.progress import Work, counting, quietly, rate, reading, say, working
+from weft.progress import Work, quietly, rate, say
 
 
 class Time:
@@ -102,11 +102,11 @@ def test_a_rate_is_never_nought(per_second: float, text: str) -> None:
 def test_a_terminal_gets_a_bar_and_notes_above_it(monkeypatch: pytest.MonkeyPatch) -> None:
     out = console(terminal=True)
     monkeypatch.setattr(progress, "stderr_console", lambda: out)
-    with counting(40) as advance:
-        advance(10)
+    with Work("evaluating", 40) as work:
+        work.advance(10)
         say("A note [with brackets].")
-        with reading() as inner:  # one bar at a time
-            inner(7, 70)
+        with Work("reading") as inner:  # one bar at a time
+            inner.update(7, 70)
     assert progress._shown == []
     shown = "\n".join(printed(out))
     assert "evaluating" in shown
@@ -124,7 +124,7 @@ def test_a_task_without_units_is_not_silent(
     monkeypatch.setattr(progress, "TICK_SECONDS", 0.01)
     tick = Work.tick
     monkeypatch.setattr(Work, "tick", lambda work: (tick(work), ticked.set()))
-    with working("converting"):
+    with Work("converting"):
         assert ticked.wait(30)
     assert re.search(r"converting: 0:\d\d elapsed", capsys.readouterr().err)
 

@@ -6,7 +6,6 @@ import ctypes
 import gc
 import os
 import sys
-from pathlib import Path
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4  # the parameters of mallopt(3)
 
@@ -21,8 +20,8 @@ def keep_memory() -> bool:
     of the process stays the same, but the process keeps that amount until it ends. benchmarks/speed and
     benchmarks/training list the effect for each network.
 
-    `weft train`, `evaluate`, `predict` and `serve` call this function when they compute on a CPU. Call it once, before
-    the first forward pass, to have the same throughput in a program of your own. It applies to all of the process and
+    The command `weft` calls this function; calls of the library do not. Call it once, before the first forward pass, to
+    have the same throughput in a program of your own. It applies to all of the process and
     cannot be undone.
 
     Returns:
@@ -59,15 +58,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or any(phrase in str(error) for phrase in phrases)
 
 
-def available_gib() -> float | None:
-    """Return the memory that new processes can use, in GiB; None where the system does not tell."""
-    if sys.platform != "linux":
-        import psutil
+def available_gib() -> float:
+    """Return the memory that new processes can use, in GiB."""
+    import psutil
 
-        return psutil.virtual_memory().available / 2**30
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    kib = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), None)
-    return None if kib is None else int(kib) / 2**20
+    return psutil.virtual_memory().available / 2**30

@@ -6,7 +6,7 @@ import importlib
 import sys
 import threading
 from collections.abc import Sequence
-from typing import Any, Protocol, SupportsIndex, TypeVar, overload
+from typing import Any, Protocol, TypeVar
 
 from weft import markup
 
@@ -28,16 +28,9 @@ Item = TypeVar("Item", bound=HasCard)
 class ImageList(list[Item]):
     """A list of results that a notebook shows as a gallery of images; a slice of it is one also."""
 
-    @overload
-    def __getitem__(self, index: SupportsIndex) -> Item: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> ImageList[Item]: ...
-
-    def __getitem__(self, index: SupportsIndex | slice) -> Item | ImageList[Item]:
-        if isinstance(index, slice):
-            return ImageList(super().__getitem__(index))
-        return super().__getitem__(index)
+    def __getitem__(self, index: Any) -> Any:
+        items = super().__getitem__(index)
+        return ImageList(items) if isinstance(index, slice) else items
 
     def _repr_html_(self) -> str:
         rest = len(self) - MAX_CARDS
@@ -57,8 +50,19 @@ class LiveOutput:
         """Whether something was shown."""
         return self._handle is not None
 
-    def show(self, html: str, text: str) -> None:
-        """Show HTML, or text where HTML is not supported, in place of the present content."""
+    def show(self, text: str, done: float | None = None, total: float | None = None) -> None:
+        """Show a line of text in place of the present content.
+
+        Args:
+            text: the line.
+            done: number of finished units, for a bar; None for no bar.
+            total: number of all units; None while it is unknown.
+        """
+        bar = ""
+        if done is not None:
+            state = f' value="{done:g}" max="{total:g}"' if total else ""
+            bar = f'<progress{state} style="width: 12em; vertical-align: middle; margin-right: .7em"></progress>'
+        html = f'<div dir="auto" style="overflow-wrap: anywhere">{bar}{markup.escaped(text)}</div>'
         content = {"text/html": html, "text/plain": text}
         with self._lock:
             if self._handle is None:
@@ -72,26 +76,6 @@ def in_notebook() -> bool:
     """Return whether this process is the kernel of a notebook. IPython is not imported."""
     get_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
     return get_shell is not None and getattr(get_shell(), "kernel", None) is not None
-
-
-def note(text: str) -> None:
-    """Show a line of text in a notebook."""
-    LiveOutput().show(*line(text))
-
-
-def line(text: str, done: float | None = None, total: float | None = None) -> tuple[str, str]:
-    """Return a line as HTML and as text.
-
-    Args:
-        text: content of the line.
-        done: number of finished units, for a bar; None for no bar.
-        total: number of all units; None while it is unknown.
-    """
-    bar = ""
-    if done is not None:
-        state = f' value="{done:g}" max="{total:g}"' if total else ""
-        bar = f'<progress{state} style="width: 12em; vertical-align: middle; margin-right: .7em"></progress>'
-    return f'<div dir="auto" style="overflow-wrap: anywhere">{bar}{markup.escaped(text)}</div>', text
 
 
 def described(name: str, values: Sequence[tuple[str, object]]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import os
@@ -32,9 +31,10 @@ _ISA_FLAGS = {  # by value of ONEDNN_MAX_CPU_ISA; any other value allows all
     "AVX512_CORE_VNNI": (*_AVX512, "avx512_vnni"),
     **dict.fromkeys(("AVX512_CORE_BF16", "AVX512_CORE_FP16", "AVX10_1_512"), (*_AVX512, "avx512_vnni", "avx512_bf16")),
 }
+MAX_LIMIT = 100  # characters of a value of LIMITS
+MAX_THREADS = 1024  # OpenMP crashes with many more
+_threads: list[int] = []  # the number that was set while torch was not loaded; empty once torch has it
 _CPUINFO = Path("/proc/cpuinfo")
-_LOADAVG = Path("/proc/loadavg")
-_TASKS = Path("/proc/self/task")
 _CGROUP, _CFS = Path("/sys/fs/cgroup"), ("quota", "period")
 _TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 _CLASSES = (  # the first whose flags are all there names the class
@@ -65,14 +65,6 @@ def onednn_flags() -> tuple[str, ...]:
     limit = os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or ""
     allowed = _ISA_FLAGS.get(limit.upper(), FLAGS)
     return tuple(flag for flag in cpu_flags() if flag in allowed or flag in ARM)
-
-
-MAX_LIMIT = 100  # characters of a value of LIMITS
-MAX_THREADS = 1024  # OpenMP crashes with many more
-BUSY = 1.0  # load of other processes that slows a computation down
-
-
-_threads: list[int] = []  # the number that was set while torch was not loaded; empty once torch has it
 
 
 def num_threads() -> int:
@@ -166,6 +158,15 @@ def has_bf16() -> bool:
     return "avx512_bf16" in onednn_flags() or "amx_bf16" in onednn_flags()
 
 
+def bf16_note(device: str, precision: str) -> str | None:
+    """Return a warning if bf16 is emulated on a type of device; None otherwise."""
+    if precision != "bf16" or device != "cpu" or has_bf16():
+        return None
+    given = " ".join(f"{name}={value}" for name, value in limits().items())
+    subject = f"With {given}, this processor" if given else "This processor"
+    return f"{subject} emulates bf16, which is slow. --precision fp32 is faster."
+
+
 def has_int8(flags: Iterable[str]) -> bool:
     """Return whether instruction sets include one that sums multiplications of 8-bit numbers in 32 bits, such as VNNI.
 
@@ -196,16 +197,7 @@ def call_in_thread(function: Callable[[], T]) -> T:
     all of them: a forward pass of CeiT-T takes twice as long. A program should therefore compute in one thread, and use
     this function for what another one has to compute once.
     """
-    future: Future[T] = Future()
-
-    def call() -> None:
-        try:
-            future.set_result(function())
-        except BaseException as error:
-            future.set_exception(error)
-
-    thread = threading.Thread(target=call, daemon=True)  # Ctrl-C does not wait for it
-    thread.start()
+    future, thread = _started(function)
     future.exception()  # waits
     thread.join()  # until its compute threads have also ended
     return future.result()
@@ -213,6 +205,10 @@ def call_in_thread(function: Callable[[], T]) -> T:
 
 def begin_in_thread(function: Callable[[], T]) -> Future[T]:
     """Call a function in a thread for whose end neither the caller nor the process waits; return its future result."""
+    return _started(function)[0]
+
+
+def _started(function: Callable[[], T]) -> tuple[Future[T], threading.Thread]:
     future: Future[T] = Future()
     future.set_running_or_notify_cancel()
 
@@ -222,47 +218,9 @@ def begin_in_thread(function: Callable[[], T]) -> Future[T]:
         except BaseException as error:
             future.set_exception(error)
 
-    threading.Thread(target=call, daemon=True).start()
-    return future
-
-
-def busy_note(threads: int) -> str | None:
-    """Return a sentence if other processes use the cores that a computation needs; None if they do not.
-
-    Threads that wait for each other lose far more time on busy cores than their share.
-
-    Args:
-        threads: number of CPU threads of the computation.
-    """
-    cores, load = os.cpu_count() or 1, _load()
-    if load < BUSY or load + threads < cores + BUSY:
-        return None
-    free = max(1, cores - round(load))
-    advice = f" --threads {free} may be faster." if free < threads else ""
-    processes = "1 other process uses" if round(load) == 1 else f"{round(load)} other processes use"
-    return (
-        f"About {processes} the {cores} cores of this machine (load {load:.1f}): expect less"
-        f" than the usual speed with {threads} thread{'s' if threads > 1 else ''}.{advice}"
-    )
-
-
-def _load() -> float:
-    """Return the number of other processes that have used the cores in the last minute and use them now."""
-    average = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    try:
-        running = _LOADAVG.read_text(encoding="ascii").split()[3]  # "4/812": threads that run now, and all
-        return min(average, max(0.0, float(running.partition("/")[0]) - _own_running_threads()))
-    except OSError:
-        return average
-
-
-def _own_running_threads() -> int:
-    """Return the number of threads of this process that run now, also those that spin while they wait."""
-    states = []
-    for stat in _TASKS.glob("*/stat"):
-        with contextlib.suppress(OSError):  # the thread has ended
-            states.append(stat.read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[0])
-    return max(1, states.count("R"))
+    thread = threading.Thread(target=call, daemon=True)  # Ctrl-C does not wait for it
+    thread.start()
+    return future, thread
 
 
 def processor_class(flags: tuple[str, ...] | None = None) -> str:

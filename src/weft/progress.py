@@ -33,8 +33,9 @@ _quiet = contextvars.ContextVar("quiet", default=False)
 class Work:
     """Progress of a task that takes a while: a bar on a terminal or in a notebook, else a line at intervals.
 
-    Bar and lines state the elapsed time, and, where the total is known, the time left and the rate. A task that ends
-    within the first interval prints no line; in a notebook, one within `notebook.UPDATE_SECONDS` shows no bar.
+    Bar and lines state the elapsed time, and, where the total is known, the time left and the rate. Lines also come
+    within a long step. A task that ends within the first interval prints none; in a notebook, one that ends within
+    `notebook.UPDATE_SECONDS` shows no bar.
 
     Args:
         name: what is done, such as "evaluating".
@@ -72,6 +73,9 @@ class Work:
             disable=self.quiet or not self.console.is_terminal or bool(_shown),  # one bar at a time
         )
         self._task = self._bar.add_task(one_line(name), total=total)
+        self._has_lines = not self.quiet and not self.console.is_terminal
+        self._ended, self._lock = threading.Event(), threading.Lock()
+        self._ticker = threading.Thread(target=self._tick, daemon=True) if self._has_lines or self._output else None
 
     def _is_in_cell(self, console: Console | None) -> bool:
         return console is None and not self.quiet and not _shown and notebook.in_notebook()
@@ -80,6 +84,8 @@ class Work:
         self._bar.start()
         if self._is_on_display:
             _shown.append(self.console)
+        if self._ticker is not None:
+            self._ticker.start()
         return self
 
     @property
@@ -87,13 +93,16 @@ class Work:
         return not self._bar.disable or self._output is not None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._ended.set()
+        if self._ticker is not None:
+            self._ticker.join()
         self._bar.stop()
         if self._is_on_display:
             _shown.remove(self.console)
         if self._output is not None and self._output.is_shown:
             name, began = self._whole
             text = self.text(is_end=True) if self.name == name else f"{clock(self.now() - began)} elapsed"
-            self._output.show(*notebook.line(one_line(f"{name}: {text}")))
+            self._output.show(one_line(f"{name}: {text}"))
 
     def advance(self, count: float = 1) -> None:
         """Add finished units."""
@@ -116,16 +125,23 @@ class Work:
         self._done_at_start = done
         self.update(done)
 
+    def _tick(self) -> None:
+        while not self._ended.wait(TICK_SECONDS):
+            self.tick()
+
     def tick(self) -> None:
-        """Print a line if one is due; to be called at intervals where no units are finished for some time."""
-        if self._output is not None:
-            if self.now() - self._printed_at >= notebook.UPDATE_SECONDS:
-                self._printed_at = self.now()
-                text = one_line(f"{self.name}: {self.text()}")
-                self._output.show(*notebook.line(text, self.done, self.total))
-        elif not (self.quiet or self.console.is_terminal) and self.now() - self._printed_at >= self.line_seconds:
+        """Print a line if one is due."""
+        if not self._has_lines and self._output is None:
+            return
+        with self._lock:  # of the ticker and the task
+            if self.now() - self._printed_at < (self.line_seconds if self._output is None else notebook.UPDATE_SECONDS):
+                return
             self._printed_at = self.now()
-            self.console.print(one_line(f"{self.name}: {self.text()}"), markup=False)
+            text = one_line(f"{self.name}: {self.text()}")
+            if self._output is None:
+                self.console.print(text, markup=False)
+            else:
+                self._output.show(text, self.done, self.total)
 
     def text(self, *, is_end: bool = False) -> str:
         """Return the state: units, elapsed time, time left and rate, as far as they are known."""
@@ -164,7 +180,7 @@ def say(text: str, *, always: bool = False) -> None:
     if not is_first_process() or (_quiet.get() and not always):
         return
     if notebook.in_notebook():
-        notebook.note(one_line(text))
+        notebook.LiveOutput().show(one_line(text))
         return
     (_shown[-1] if _shown else stderr_console()).print(one_line(text), markup=False)
 
@@ -210,39 +226,6 @@ def stderr_console() -> Console:
 
 
 @contextlib.contextmanager
-def counting(total: int, *, task_name: str = "evaluating", unit: str = "images") -> Iterator[Callable[[int], None]]:
-    """Show the progress of a task; yields a function that advances it by a number of units."""
-    with Work(task_name, total, unit=unit) as work:
-        yield work.advance
-
-
-@contextlib.contextmanager
-def reading(*, task_name: str = "reading", unit: str = "images") -> Iterator[Callable[[int, int | None], None]]:
-    """Show the progress of a task; yields a function that sets it to (units finished, total)."""
-    with working(task_name, unit=unit) as work:
-        yield work.update
-
-
-@contextlib.contextmanager
-def working(name: str, total: float | None = None, *, unit: str = "images") -> Iterator[Work]:
-    """Show the progress of a task with long steps, such as a conversion: lines are also printed within a step."""
-    work, ended = Work(name, total, unit=unit), threading.Event()
-
-    def tick() -> None:
-        while not ended.wait(TICK_SECONDS):
-            work.tick()
-
-    thread = threading.Thread(target=tick, daemon=True)
-    with work:
-        thread.start()
-        try:
-            yield work
-        finally:
-            ended.set()
-            thread.join()
-
-
-@contextlib.contextmanager
 def loading() -> Iterator[None]:
     """Say that PyTorch is imported, which takes seconds: on a terminal while it lasts, elsewhere as one line.
 
@@ -251,7 +234,7 @@ def loading() -> Iterator[None]:
     if "torch" in sys.modules or not is_installed("torch"):
         yield
         return
-    with working("loading PyTorch", unit="") as work:
+    with Work("loading PyTorch", unit="") as work:
         if not (work.quiet or work.console.is_terminal):
             say("Loading PyTorch.")
         yield

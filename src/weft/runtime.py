@@ -1,9 +1,4 @@
-"""Device, processes and precision of a computation.
-
-The only module that uses Hugging Face Accelerate, which selects the device, joins the processes that torchrun
-started, and wraps a model for data-parallel training. The data loader is never passed to it: Accelerate would
-distribute the batches in an order of its own.
-"""
+"""Device, processes and precision of a computation, by torch.distributed: torchrun starts the processes of a run."""
 
 from __future__ import annotations
 
@@ -12,21 +7,21 @@ import contextlib
 import datetime
 import os
 import warnings
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from accelerate import Accelerator
-from accelerate.state import AcceleratorState
-from accelerate.utils import InitProcessGroupKwargs, broadcast, gather_object
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
+from torch.nn.parallel import DistributedDataParallel
 
-from weft.capabilities import fastest_precision
-from weft.devices import NO_CUDA, NO_MPS
 from weft.errors import UsageError
-from weft.memory import keep_memory
-from weft.processor import give_threads_to_torch
+from weft.processor import default_threads, give_threads_to_torch, has_bf16
 
+NO_CUDA = "device cuda needs a GPU that PyTorch can use; there is none. Pass --device cpu."
+NO_MPS = (
+    "device mps needs the GPU of a Mac with Apple silicon, and a PyTorch that can use it; there is none."
+    " Pass --device cpu."
+)
 TIMEOUT = datetime.timedelta(minutes=30)  # for processes that wait for each other, as for an evaluation by the first
 
 
@@ -35,20 +30,16 @@ class Runtime:
     """Device, processes and precision that a model runs with.
 
     Attributes:
-        accelerator: of Hugging Face Accelerate.
-        precision: 'fp32', or 'bf16' for autocast of matrix multiplications and convolutions.
-        is_alone: this process computes without the others (see `alone`).
         device: of this process.
+        precision: 'fp32', or 'bf16' for autocast of matrix multiplications and convolutions.
+        rank: index of this process, from 0.
+        world: number of processes that compute together.
     """
 
-    accelerator: Accelerator
+    device: torch.device
     precision: str
-    is_alone: bool = False
-    device: torch.device = field(init=False)
-
-    def __post_init__(self) -> None:
-        # Accelerate's state is that of the process, and reset when a second model is loaded while the first computes
-        object.__setattr__(self, "device", self.accelerator.device)
+    rank: int = 0
+    world: int = 1
 
     @classmethod
     def of(cls, device: str = "auto", precision: str = "fp32", *, deterministic: bool = False) -> Runtime:
@@ -67,36 +58,27 @@ class Runtime:
             raise UsageError(NO_CUDA)
         if device == "mps":
             _check_mps(precision)
-        on_cpu = device == "cpu" or (device != "mps" and not has_gpu)
-        if on_cpu:
-            keep_memory()
-        if deterministic and not on_cpu:
+        elif device == "auto":
+            device = "cuda" if has_gpu else "cpu"
+        if deterministic and device != "cpu":
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
-        accelerator = _accelerator(on_cpu)
+        joined = cls(torch.device(device), precision)
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            own = _join(device)
+            joined = cls(own, precision, distributed.get_rank(), distributed.get_world_size())
         if precision == "auto":
-            here = fastest_precision(accelerator.device.type) if accelerator.is_main_process else ""
-            precision = gather_object([here])[0]  # all processes use that of the first, which measured alone
-        return cls(accelerator, precision)
-
-    @property
-    def rank(self) -> int:
-        """Index of this process, from 0."""
-        return self.accelerator.process_index
-
-    @property
-    def world(self) -> int:
-        """Number of processes."""
-        return 1 if self.is_alone else self.accelerator.num_processes
+            joined = replace(joined, precision=joined.gather(fastest_precision(device))[0])  # that of the first process
+        return joined
 
     def alone(self) -> Runtime:
         """Return a runtime of this process only, for work that may fail in one process only."""
-        return replace(self, is_alone=True)
+        return replace(self, world=1)
 
     @property
     def is_main(self) -> bool:
         """Whether this process writes the files."""
-        return self.accelerator.is_main_process
+        return self.rank == 0
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """Return the context that computes in `precision`."""
@@ -112,44 +94,55 @@ class Runtime:
             return model
         # depth-wise kernels, whose two memory layouts are the same; harmless
         warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides", UserWarning)
-        return self.accelerator.prepare_model(model)
+        on_gpu = self.device.type == "cuda"
+        return DistributedDataParallel(model, device_ids=[self.device.index] if on_gpu else None)
 
     def without_sync(self, model: nn.Module) -> contextlib.AbstractContextManager[Any]:
         """Return a context without gradient averaging, for all micro-batches of a step except the last."""
-        return self.accelerator.no_sync(model)
+        return getattr(model, "no_sync", contextlib.nullcontext)()  # also of a compiled one
 
     def sum(self, values: list[float]) -> list[float]:
         """Sum numbers over all processes."""
-        if self.world == 1:
-            return values
-        device = self.device if self.device.type == "cuda" else "cpu"
-        total = self.accelerator.reduce(torch.tensor(values, dtype=torch.float64, device=device), "sum")
-        assert isinstance(total, Tensor)
-        return total.tolist()
+        return self._reduced(values, distributed.ReduceOp.SUM)
 
     def max(self, values: list[float]) -> list[float]:
         """Return the maximum of each number over all processes."""
+        return self._reduced(values, distributed.ReduceOp.MAX)
+
+    def _reduced(self, values: list[float], operation: distributed.ReduceOp.RedOpType) -> list[float]:
         if self.world == 1:
             return values
-        device = self.device if self.device.type == "cuda" else "cpu"
-        highest = torch.tensor(values, dtype=torch.float64, device=device)
-        torch.distributed.all_reduce(highest, torch.distributed.ReduceOp.MAX)
-        return highest.tolist()
+        result = torch.tensor(values, dtype=torch.float64, device=self.device)
+        distributed.all_reduce(result, operation)
+        return result.tolist()
 
     def gather(self, value: Any) -> list[Any]:
         """Return one object from every process, in the order of ranks."""
-        return [value] if self.world == 1 else gather_object([value])
+        if self.world == 1:
+            return [value]
+        values: list[Any] = [None] * self.world
+        distributed.all_gather_object(values, value)
+        return values
 
     def share_buffers(self, model: nn.Module) -> None:
         """Copy the buffers of the first process to all: each process has updated BatchNorm with images of its own."""
         for buffer in model.buffers() if self.world > 1 else ():
-            shared = broadcast(buffer)
-            assert isinstance(shared, Tensor)
-            buffer.copy_(shared)
+            distributed.broadcast(buffer, src=0)
 
     def wait(self) -> None:
         """Wait until every process has reached this call."""
-        self.accelerator.wait_for_everyone()
+        if self.world > 1:
+            distributed.barrier()
+
+
+def fastest_precision(device: str) -> str:
+    """Return the precision of `auto` on a type of device: bf16 if it has instructions for it, else fp32.
+
+    `weft.train.timing.find_precision` times training steps in both.
+    """
+    if device == "cuda":
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
+    return "bf16" if device == "cpu" and has_bf16() else "fp32"
 
 
 def _check_mps(precision: str) -> None:
@@ -161,20 +154,24 @@ def _check_mps(precision: str) -> None:
         raise UsageError("precision must be fp32 on device mps; got bf16. Pass --precision fp32.")
 
 
-def _accelerator(on_cpu: bool) -> Accelerator:
-    # Accelerate keeps one state per Python process and refuses a second device; a notebook may use one
-    if "WORLD_SIZE" not in os.environ and AcceleratorState._shared_state:
-        AcceleratorState._reset_state(reset_partial_state=True)
-    accelerator = Accelerator(
-        cpu=on_cpu, step_scheduler_with_optimizer=False, kwargs_handlers=[InitProcessGroupKwargs(timeout=TIMEOUT)]
-    )
-    if on_cpu and accelerator.num_processes > 1:
-        atexit.register(_leave)
-    return accelerator
+def _join(device: str) -> torch.device:
+    """Join the processes that torchrun (or srun, with its variables) has started; return the device of this one."""
+    if device == "cuda":
+        local = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+        torch.cuda.set_device(local)
+    else:
+        local = torch.device("cpu")
+        if "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(max(1, default_threads() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+    if not distributed.is_initialized():
+        distributed.init_process_group("nccl" if device == "cuda" else "gloo", timeout=TIMEOUT)
+        if device == "cpu":
+            atexit.register(_leave)
+    return local
 
 
 def _leave() -> None:
     # With threads of gloo Python may abort when it ends (pytorch/pytorch#190489). A group of NCCL is left as it is: its
     # processes leave together, which they cannot after an error of one.
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
+    if distributed.is_initialized():
+        distributed.destroy_process_group()

@@ -31,8 +31,6 @@ def test_the_memory_is_stated_and_too_little_of_it_is_not_silent(monkeypatch: py
     text = "4 processes take turns; they need about 4 GiB of memory; 6 GiB are available."
     assert measuring._memory_text(4) == text
     assert measuring._memory_text(9).endswith("6 GiB are available. Fewer --backends or --precision need less.")
-    monkeypatch.setattr(measuring, "available_gib", lambda: None)
-    assert measuring._memory_text(2) == "2 processes take turns; they need about 2 GiB of memory."
 
 
 def process(folder: Path, way: str = "eager", **more: Any) -> WorkerProcess:
@@ -241,7 +239,7 @@ def test_emulated_bf16_is_named_and_refused_in_openvino(
         raise UsageError("Stopped.")
 
     monkeypatch.setattr("weft.bench.speed.has_bf16", lambda: False)
-    monkeypatch.setattr("weft.capabilities.bf16_note", lambda *_: "This processor emulates bf16.")
+    monkeypatch.setattr("weft.bench.speed.bf16_note", lambda *_: "This processor emulates bf16.")
     monkeypatch.setattr(WorkerProcess, "build", stop)
     arguments = ["bench", "levit_nano_32", "--precision", "fp32", "bf16"]
     assert main(arguments) == UsageError.exit_code

@@ -40,13 +40,9 @@ def found(speeds: dict[int, float], monkeypatch: pytest.MonkeyPatch, device: str
         tried.append(size)
         return size / speeds[size] if size in speeds else float("inf")
 
-    class Pretended(Runtime):
-        def __post_init__(self) -> None:
-            object.__setattr__(self, "device", SimpleNamespace(type=device))
-
     monkeypatch.setattr(finder, "time_step", seconds)
     recipe = load_recipe(overrides=[(key.replace("__", "."), value) for key, value in settings.items()])
-    size, output = find_batch_size(recipe, 10, 1000, Pretended(CPU.accelerator, "fp32"))
+    size, output = find_batch_size(recipe, 10, 1000, Runtime(torch.device(device), "fp32"))
     assert f"Batch size {size}: " in output
     return size
 
@@ -58,16 +54,12 @@ def test_a_cpu_takes_the_smallest_that_is_about_as_fast(monkeypatch: pytest.Monk
 class OneOfTwo(Runtime):
     """A process of two, of which the other never comes."""
 
-    @property
-    def world(self) -> int:
-        return 1 if self.is_alone else 2
-
     def wrap(self, model: torch.nn.Module) -> torch.nn.Module:
-        assert self.is_alone, "waits for the other process in every backward pass"
+        assert self.world == 1, "waits for the other process in every backward pass"
         return model
 
     def sum(self, values: list[float]) -> list[float]:
-        assert self.is_alone, "waits for the other process"
+        assert self.world == 1, "waits for the other process"
         return values
 
     max = sum
@@ -86,7 +78,7 @@ def test_a_process_without_memory_leaves_no_other_waiting(has_memory: bool, monk
 
     monkeypatch.setattr(Learner, "train_step", step)
     recipe = load_recipe(overrides=[("model", "levit_nano_32"), ("model_args.depth", [1, 1, 1])])
-    seconds = finder.time_step(recipe, 4, 3, OneOfTwo(CPU.accelerator, "fp32"))
+    seconds = finder.time_step(recipe, 4, 3, OneOfTwo(CPU.device, "fp32", world=2))
     assert math.isfinite(seconds) == has_memory
 
 
@@ -199,4 +191,4 @@ def test_the_precision_of_a_recipe_in_steps_is_measured(monkeypatch: pytest.Monk
         lambda recipe, size, classes, runtime: {"fp32": 1.0, "bf16": 2.0}[runtime.precision],
     )
     recipe = load_recipe(overrides=[("steps", 5), ("batch_size", 8)])
-    assert find_precision(recipe, 3, Runtime(CPU.accelerator, "bf16"))[0].precision == "fp32"
+    assert find_precision(recipe, 3, Runtime(CPU.device, "bf16"))[0].precision == "fp32"

@@ -20,11 +20,10 @@ from typing import Any
 from weft.bench.worker_process import OutOfMemoryError, WorkerProcess
 from weft.checkpoints.config import read_config
 from weft.checkpoints.resolve import is_path, model_dir
-from weft.devices import NO_CUDA
 from weft.errors import UsageError
 from weft.memory import available_gib
 from weft.models.families import check_name
-from weft.processor import has_bf16, num_threads
+from weft.processor import bf16_note, has_bf16, num_threads
 from weft.progress import loading, obeys_quiet, say
 
 WAYS = {  # way of running a model -> its precisions; the last two run on the CPU
@@ -119,8 +118,8 @@ def speed(
     with loading():
         import torch
 
-        from weft.capabilities import bf16_note
         from weft.deploy.graphs import check_tools
+        from weft.runtime import NO_CUDA
 
     if device == "cuda" and not torch.cuda.is_available():
         raise UsageError(NO_CUDA)
@@ -184,8 +183,6 @@ def _memory_text(processes: int) -> str:
     """State the memory that the processes of a measurement need, and what is available."""
     text = f"{processes} processes take turns; they need about {processes * WORKER_GIB:.0f} GiB of memory"
     available = available_gib()
-    if available is None:
-        return f"{text}."
     advice = " Fewer --backends or --precision need less." if processes * WORKER_GIB > available else ""
     return f"{text}; {available:.0f} GiB are available.{advice}"
 

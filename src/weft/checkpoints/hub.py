@@ -31,7 +31,7 @@ from weft.models.families import VARIANTS
 from weft.models.family import PublicWeights
 from weft.models.imagenet import imagenet_classes
 from weft.models.papers import Printed, printed_rows, row_of
-from weft.progress import say, working
+from weft.progress import Work, say
 from weft.text import reason_of
 
 timm: Any = LazyModule("timm")
@@ -188,7 +188,7 @@ def _fetch_file(url: str, cache_dir: str | Path | None) -> Path:
     sha256 = path.stem.rpartition("-")[2]
     if path.is_file() and sha256_of(path).startswith(sha256):
         return path
-    with working(f"downloading {path.name}", unit=""), urlopen(url, timeout=REPLY_SECONDS) as reply:
+    with Work(f"downloading {path.name}", unit=""), urlopen(url, timeout=REPLY_SECONDS) as reply:
         content = reply.read()
     actual = hashlib.sha256(content).hexdigest()[: len(sha256)]
     if actual != sha256:

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from weft.cli.options import add_common
 from weft.errors import StorageError, UsageError, WeftError, install_command, is_installed, unknown
-from weft.memory import is_out_of_memory
+from weft.memory import is_out_of_memory, keep_memory
 from weft.processor import limit_threads
 from weft.system import IS_WINDOWS, hide_wandb
 from weft.text import one_line, reason_of
@@ -67,6 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         faulthandler.enable(sys.__stderr__)  # prints the Python stack if a library crashes
     try:
         with _signals_as_exit():
+            keep_memory()
             return _run(list(sys.argv[1:] if argv is None else argv))
     except WeftError as error:
         return _complain(str(error), error.exit_code)

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     """Convert a checkpoint, and print the model."""
     from weft.files import refuse_taken
     from weft.models.families import check_name
-    from weft.progress import say, working
+    from weft.progress import Work, say
     from weft.recipes import load_recipe
 
     values = [(f"model_args.{key}", value) for key, value in (setting(text) for text in args.set)]
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
         if args.model is not None:
             check_name(args.model)
-    with working("converting"):
+    with Work("converting"):
         report = convert_checkpoint(
             args.source,
             out,

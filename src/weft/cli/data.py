@@ -201,20 +201,20 @@ def _check(args: argparse.Namespace) -> int:
     """Print the report and whether training accepts the data; return 3 if it does not."""
     from weft.data.formats import MAX_PIXELS
     from weft.data.open import inspect, problem_of
-    from weft.progress import reading
+    from weft.progress import Work
 
     if args.data == "digits" and not os.path.lexists(args.data):
         raise UsageError(
             "DATA must be a directory; got digits, which is part of scikit-learn and has no files to check."
         )
-    with reading(task_name="checking") as progress:
+    with Work("checking") as work:
         inventory = inspect(
             args.data,
             **args.columns,
             decode=not args.no_decode,
             max_pixels=args.max_pixels or MAX_PIXELS,
             follow_links=args.follow_links,
-            progress=progress,
+            progress=work.update,
         )
     problem = problem_of(inventory)
     if args.json:

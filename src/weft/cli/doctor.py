@@ -43,7 +43,6 @@ WITH_TORCH = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the verb."""
     add_common(parser, "--json")
-    parser.add_argument("--measure", action="store_true", help="time matrix multiplications and convolutions again")
     example(parser, EXAMPLE)
 
 
@@ -57,17 +56,12 @@ def run(args: argparse.Namespace) -> int:
             flush=True,
         )
     machine = describe_machine()
-    measured = _measured() if args.measure else None
     if args.json:
-        print_json({"weft": __version__, "packages": packages, "machine": machine, "measured": measured})
+        print_json({"weft": __version__, "packages": packages, "machine": machine})
     else:
         print(
             "\n" + table(("machine", ""), [(name.replace("_", " "), _text(value)) for name, value in machine.items()])
         )
-        if measured is not None:
-            rows = [tuple(row.values()) for row in measured["speeds"]]
-            print("\n" + table(("operation", "precision", "threads", "GFLOP/s"), rows))
-            print(f"\n--precision auto is {measured['auto']} here.")
     if not packages:
         note("weft: the requirements are not known, because weft is not installed. Run: pip install -e .")
         return 1
@@ -142,14 +136,6 @@ def _torch() -> dict[str, Any]:
         "cuda": torch.version.cuda if gpus else None,
         "bf16_on_gpu": torch.cuda.is_bf16_supported() if gpus else None,
     }
-
-
-def _measured() -> dict[str, Any]:
-    """Measure the speed of this machine, and return it with the precision that `auto` chooses on the CPU."""
-    from weft.capabilities import capabilities, fastest_precision
-
-    found = capabilities(measure=True)
-    return {"speeds": [vars(row) for row in found.speeds], "limits": found.limits, "auto": fastest_precision("cpu")}
 
 
 def _text(value: Any) -> str:

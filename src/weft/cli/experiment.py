@@ -37,14 +37,13 @@ def checked_arguments(args: argparse.Namespace, places: Iterable[str], recipe: s
     """
     from weft.data.folder import check_outside
     from weft.data.open import check_exists
-    from weft.devices import check_device
     from weft.files import refuse_taken
     from weft.recipes import load_recipe
     from weft.study.directory import can_continue
 
     threads = None if args.threads is None else whole("--threads", args.threads, MAX_THREADS)
     jobs, settings = whole("--jobs", args.jobs), run_settings(args)
-    check_device(load_recipe(recipe, list(settings.items())).device)
+    load_recipe(recipe, list(settings.items()))
     for place in places:
         check_exists(place)
         if args.out is not None:

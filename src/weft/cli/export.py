@@ -100,9 +100,9 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(report.as_dict())
         return 0
-    from weft.capabilities import bf16_note
     from weft.deploy.choosing import PACKAGES, precision_note
     from weft.intervals import accuracy_text
+    from weft.processor import bf16_note
 
     print(f"{report.out}: {report.format} {report.precision}, {report.bytes / 1e6:.1f} MB")
     print(f"compared with the model on {report.images:,} {report.compared_on}: {report.agreement:.2f} % equal top-1")

@@ -111,9 +111,7 @@ def run(args: argparse.Namespace) -> int:
         log=args.log,
     )
     from weft.checkpoints.resolve import check_model
-    from weft.devices import check_device
 
-    check_device(args.device)
     check_model(args.run)
     limit_spinning()
     from weft.serve import serve

@@ -17,7 +17,7 @@ from weft.data.open import open_data
 from weft.data.source import KeyedSource
 from weft.errors import UsageError
 from weft.files import check_output, new_directory
-from weft.progress import counting, obeys_quiet, reading, say
+from weft.progress import Work, obeys_quiet, say
 
 SHARD_BYTES = 256 << 20
 QUALITY = 92  # of JPEG; higher values grow files faster than they improve images
@@ -64,19 +64,19 @@ def prepare_data(
     check_outside(out, data)
     shards = [file.name for file in out.glob("*.tar")]
     check_output(out, shards, force=force)
-    with reading() as progress:
-        splits = open_data(data, image=image, label=label, max_pixels=max_pixels, progress=progress)
+    with Work("reading") as work:
+        splits = open_data(data, image=image, label=label, max_pixels=max_pixels, progress=work.update)
     for text in splits.notes:
         say(text)
     before, total = 0, len(splits.train) + len(splits.val)
     with (
         new_directory(out, shards, force=force) as folder,
-        counting(total, task_name="packing") as advance,
+        Work("packing", total) as work,
     ):
         for side, source in (("train", splits.train), ("val", splits.val)):
             for num_bytes in _pack(folder, side, source, size, splits.value_range):
                 before += num_bytes
-                advance(1)
+                work.advance(1)
     after = [file.stat().st_size for file in out.iterdir()]
     counts = {"train": len(splits.train), "val": len(splits.val), "shards": len(after)}
     return counts | {"bytes_before": before, "bytes_after": sum(after)}

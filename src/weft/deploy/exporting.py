@@ -46,7 +46,7 @@ from weft.deploy.verification import (
 from weft.errors import UsageError, VerificationError, WeftError
 from weft.files import flush_folder, new_directory, sha256_of, writing
 from weft.models.base import Backbone
-from weft.progress import Work, obeys_quiet, say, working
+from weft.progress import Work, obeys_quiet, say
 from weft.system import rename
 from weft.text import reason_of
 from weft.version import __version__
@@ -148,7 +148,7 @@ def _export_directory(
     """
     with (
         new_directory(path, CONTENTS, force=force) as folder,
-        working(f"converting to {format}") as progress,
+        Work(f"converting to {format}") as progress,
     ):
         calibration = _calibration(data, model, progress) if precision == "int8" else ()
         with _conversion(format, precision):
@@ -350,7 +350,7 @@ def _timed(folder: Path, reports: dict[str, ExportReport], batch_sizes: Sequence
     def left_out(size: int, reason: str) -> None:
         say(f"--batch-size {size} is left out: the exports cannot be timed with it ({reason}).")
 
-    with working("timing the exports"):
+    with Work("timing the exports"):
         seconds = choosing.time_sizes(calls, batch_sizes, left_out)
     if not all(seconds.values()):
         raise UsageError(

@@ -22,7 +22,7 @@ from weft.errors import CheckpointError, UsageError, WeftError, need
 from weft.files import sha256_of
 from weft.models.families import family_named
 from weft.models.family import Family
-from weft.progress import say, working
+from weft.progress import Work, say
 from weft.text import printable, reason_of
 
 PRECISIONS = ("fp32", "fp16", "bf16", "int8")
@@ -166,7 +166,7 @@ def _open_fastest(folder: Path, threads: int | None) -> Export:
         seconds = {}
     else:
         reasons: dict[int, str] = {}
-        with working("timing the exports"):
+        with Work("timing the exports"):
             seconds = choosing.time_sizes(
                 {name: _call_of(one) for name, one in opened.items()},
                 choice.batch_sizes,

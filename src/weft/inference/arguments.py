@@ -12,7 +12,6 @@ from weft.data.bit_depth import ValueRange, Values, range_note
 from weft.data.decode import BadImage, image_info, image_values
 from weft.data.folder import check_outside, images_below
 from weft.data.formats import MAX_PIXELS
-from weft.devices import check_device
 from weft.errors import DataError, UsageError, need
 from weft.files import check_writable
 from weft.recipes import Recipe, load_recipe
@@ -36,12 +35,11 @@ def settings_of(
     """Validate the settings that training and inference share, and return them as a recipe.
 
     Raises:
-        UsageError: an invalid value, a device that this machine does not have, or `batch_size` is auto.
+        UsageError: an invalid value, or `batch_size` is auto.
     """
     settings = load_recipe(None, overrides_of(None, {}, arguments_of(locals())))
     if settings.batch_size == "auto":
         raise UsageError("batch_size auto is for training; pass a number of images, or leave it out.")
-    check_device(settings.device)
     return settings
 
 

@@ -21,7 +21,7 @@ from weft.inference.inputs import image_files, settings_of
 from weft.inference.prediction import prepared_batches
 from weft.inference.predictor import NonFiniteError, Predictor
 from weft.notebook import described
-from weft.progress import counting, obeys_quiet, say
+from weft.progress import Work, obeys_quiet, say
 from weft.recipes import Recipe
 from weft.text import printable
 
@@ -198,7 +198,7 @@ def read_files(predictor: Predictor, paths: Sequence[str], batch_size: int) -> E
     used, errors, rows = [], [], []
     with (
         FeatureReader(predictor.model, predictor.runtime) as reader,
-        counting(len(paths), task_name="features") as advance,
+        Work("features", len(paths)) as work,
     ):
         for batch in prepared_batches(predictor, paths, batch_size):
             errors += [(path, str(item)) for path, item in batch if isinstance(item, BadImage)]
@@ -208,7 +208,7 @@ def read_files(predictor: Predictor, paths: Sequence[str], batch_size: int) -> E
                 rows.append(reader(predictor.tensor([item for _, item in usable])))
                 if not np.isfinite(rows[-1]).all():
                     raise NonFiniteError
-            advance(len(batch))
+            work.advance(len(batch))
     features = np.concatenate(rows) if rows else np.empty((0, sum(reader.widths)), np.float32)
     return Embedding(used, features, errors)
 

@@ -38,7 +38,7 @@ from weft.inference.torch_backend import Mirrored
 from weft.inference.unknown import compare_scores, scores_of_files
 from weft.intervals import accuracy_text
 from weft.models.imagenet import recognized
-from weft.progress import counting, obeys_quiet, say
+from weft.progress import Work, obeys_quiet, say
 from weft.recipes import Recipe
 from weft.text import printable
 
@@ -190,7 +190,7 @@ def _measured(
     features: list[np.ndarray] = []
     with (
         classifier_inputs(network) if len(drawn) else contextlib.nullcontext([]) as inputs,
-        counting(len(source)) as advance,
+        Work("evaluating", len(source)) as work,
     ):
 
         def on_batch(count: int) -> None:
@@ -200,7 +200,7 @@ def _measured(
                 features.append(np.concatenate([part.numpy() for part in of_images], axis=1)[is_drawn[:count]])
             is_drawn = is_drawn[count:]
             inputs.clear()
-            advance(count)
+            work.advance(count)
 
         result = measure(
             predictor.model,
@@ -266,8 +266,8 @@ def _unknown(predictor: Predictor, source: Source, unknown_images: str | Path, s
     assert detector.threshold is not None
     batch_size = int(settings.batch_size)
     batches = evaluation_batches(source, predictor.source_model, batch_size, settings.workers)
-    with counting(len(image_files(unknown_images)), task_name="other images") as count:
-        others = scores_of_files(folded, unknown_images, batch_size, count)
+    with Work("other images", len(image_files(unknown_images))) as work:
+        others = scores_of_files(folded, unknown_images, batch_size, work.advance)
     known = np.concatenate([folded.scores(images) for images, _ in batches])
     return compare_scores(known, others, detector.threshold.value)
 

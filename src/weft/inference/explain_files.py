@@ -19,7 +19,7 @@ from weft.inference.predictor import Predictor
 from weft.interpret import Explanation, explain
 from weft.interpret.explaining import check_explainable
 from weft.notebook import ImageList, described
-from weft.progress import counting, obeys_quiet, say
+from weft.progress import Work, obeys_quiet, say
 from weft.system import file_name
 from weft.text import printable
 
@@ -120,10 +120,10 @@ def explain_run(
     used: set[str] = set()
     with (
         new_directory(Path(out), owned, force=force) as folder,
-        counting(len(paths), task_name="explaining") as advance,
+        Work("explaining", len(paths)) as work,
     ):
         for path in paths:
-            advance(1)
+            work.advance(1)
             try:
                 tensor = predictor.tensor([predictor.prepare(Path(path))])[0]
             except BadImage as error:

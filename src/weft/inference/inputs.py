@@ -22,7 +22,7 @@ from weft.inference.arguments import run_folder as run_folder
 from weft.inference.arguments import settings_of as settings_of
 from weft.models.contract import preprocessing
 from weft.models.imagenet import ImageNetClasses, recognized
-from weft.progress import reading, say
+from weft.progress import Work, say
 from weft.recipes import Recipe
 from weft.runs.directory import FINGERPRINT
 from weft.text import first_few, printable
@@ -104,7 +104,7 @@ def open_as_trained(data: str | Path, settings: Recipe, trained_with: Recipe | N
     plan = replace(split_plan(as_trained), train_fraction=1.0, limit=settings.data.limit)
     if not is_same:  # the folds and groups mean nothing
         plan = replace(plan, folds=None, fold=1, group=None)
-    with reading() as progress:
+    with Work("reading") as work:
         splits = open_data(
             data,
             plan,
@@ -113,7 +113,7 @@ def open_as_trained(data: str | Path, settings: Recipe, trained_with: Recipe | N
             max_bad=(as_trained if is_same else settings).data.max_bad,
             max_pixels=settings.data.max_pixels or as_trained.data.max_pixels,
             follow_links=as_trained.data.follow_links or settings.data.follow_links,
-            progress=progress,
+            progress=work.update,
             **arguments,
         )
     for text in splits.notes[1:]:  # the first one counts training images

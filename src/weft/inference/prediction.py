@@ -14,7 +14,7 @@ from weft.inference.arguments import check_top_k, image_files, settings_of, valu
 from weft.inference.image_card import image_card
 from weft.inference.predictor import Predictor
 from weft.notebook import ImageList, described
-from weft.progress import counting, obeys_quiet, say
+from weft.progress import Work, obeys_quiet, say
 from weft.text import printable
 
 
@@ -122,7 +122,7 @@ def predict(
     predictions = ImageList[FilePrediction]()
     if note := value_note(paths, predictor.preprocessing.value_range, predictor.max_pixels):
         say(note)
-    with counting(len(paths), task_name="classifying") as advance:
+    with Work("classifying", len(paths)) as work:
         for batch in prepared_batches(predictor, paths, int(settings.batch_size)):
             rows = iter(predictor.predict([item for _, item in batch if isinstance(item, Pixels)]))
             for path, item in batch:
@@ -133,7 +133,7 @@ def predict(
                     top = row.top(predictor.classes, top_k)
                     is_rejected = None if threshold is None else top[0][1] < threshold
                     predictions.append(FilePrediction(printable(path), top, None, None, is_rejected, row.unknown))
-            advance(len(batch))
+            work.advance(len(batch))
     return predictions
 
 

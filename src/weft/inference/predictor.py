@@ -21,14 +21,13 @@ from weft.data.preprocessing import Pixels, eval_transform
 from weft.deploy import choosing
 from weft.deploy.opening import Export, open_export
 from weft.deploy.select import candidates
-from weft.devices import gpus
 from weft.errors import CheckpointError, UsageError, WeftError, is_installed, need_torch
 from weft.files import sha256_of
 from weft.inference.arguments import recipe_of
 from weft.inference.backends import Backend, ExportBackend
 from weft.inference.probabilities import ranked, softmax
 from weft.models.contract import preprocessing
-from weft.processor import num_threads
+from weft.processor import bf16_note, num_threads
 from weft.progress import loading, obeys_quiet, say
 from weft.text import printable, reason_of
 
@@ -217,7 +216,6 @@ class Predictor:
             return cls(export, export.label_names, mirror=mirror, max_pixels=max_pixels)
         need_torch(f"{run} is not an export, and its network runs in torch.{_exports_text(run)}")
         with loading():
-            from weft.capabilities import bf16_note
             from weft.deploy.exported import open_found
             from weft.models.contract import resized
             from weft.runtime import Runtime
@@ -263,7 +261,7 @@ class Predictor:
             is_fixed = runtime not in ("auto", "torch")
             return cls.load(paths[0], device=device, precision=precision, is_fixed=is_fixed).warmed_up(batch_size)
         folders = [Path(path) for path in paths]
-        settings = (runtime, device, gpus(), precision, batch_size, num_threads(), torch_version())
+        settings = (runtime, device, precision, batch_size, num_threads(), torch_version())
         hashes = {str(path): sha256_of(path / CONFIG) for path in folders}
         known = choosing.recall(folders, *settings)
         opened: dict[str, Predictor] = {}

@@ -28,6 +28,7 @@ from weft.data import BadImage
 from weft.data.preprocessing import Pixels
 from weft.deploy.choosing import BATCH_SIZES
 from weft.inference.predictor import ImagePrediction, Predictor
+from weft.memory import keep_memory
 from weft.processor import begin_in_thread, call_in_thread, set_num_threads
 from weft.serve.batching import Batcher, ModelError, QueueFull, batch_limit
 from weft.serve.decoding import DecoderPool, NoDecoderError
@@ -69,6 +70,7 @@ class Service:
     """
 
     def __init__(self, settings: Settings, predictor: Predictor | None = None) -> None:
+        keep_memory()
         self.settings = settings
         self.predictor, self.max_batch = call_in_thread(lambda: _loaded(settings, predictor))
         metadata = self.predictor.metadata

@@ -23,8 +23,7 @@ from weft.data.preprocessing import eval_transform
 from weft.errors import DataError, UsageError, WeftError
 from weft.grid import Grid
 from weft.intervals import accuracy_of
-from weft.processor import busy_note
-from weft.progress import obeys_quiet, rate, say, working
+from weft.progress import Work, obeys_quiet, rate, say
 from weft.recipes import Recipe, load_recipe
 from weft.study.advice import advise, pareto
 from weft.study.candidates import SCALE, candidates_of, find_weights, recipe_from_scratch, study_of, with_weights
@@ -116,7 +115,7 @@ def compare(
             f" images of {data}, in {folder}."
         )
         crop = eval_transform({"input_size": (3, *Grid.of(given.img_size or side))})
-        for note in filter(None, (crop.note(splits.sizes), busy_note(jobs * where.cores))):
+        if note := crop.note(splits.sizes):
             say(note)
         weights = directory.decide("weights", lambda: find_weights(chosen, base, settings))
         chosen = with_weights(chosen, weights) if protocol.epochs == 0 else chosen
@@ -225,7 +224,7 @@ class _Comparison:
         recipes = list(self.recipes.values())
         if all(AUTO not in (recipe.batch_size, recipe.precision) for recipe in recipes):
             return {}
-        with working("choosing batch size and precision", unit=""):
+        with Work("choosing batch size and precision", unit=""):
             return self.where.call(shared_settings, recipes, len(self.splits.classes), len(self.splits.train))
 
     def _length(self, epochs: int | None) -> dict[str, Any]:
@@ -241,7 +240,7 @@ class _Comparison:
         """Time a few steps of each candidate, and return the seconds of an epoch with its evaluation."""
         images = len(self.splits.train) + EVALUATION * len(self.splits.val)
         prices: dict[str, float] = {}
-        with working("timing training steps", len(self.recipes), unit="models") as progress:
+        with Work("timing training steps", len(self.recipes), unit="models") as progress:
             for name, recipe in self.recipes.items():
                 progress.update(progress.done, name=f"timing training steps of {name}")
                 try:

@@ -15,7 +15,7 @@ from weft.errors import WeftError
 from weft.files import write_file
 from weft.inference.exports import export_run
 from weft.processor import has_bf16
-from weft.progress import quietly, say, working
+from weft.progress import Work, quietly, say
 from weft.reading import read_json
 from weft.study.jobs import Job, Result, read_result
 from weft.study.result import Form
@@ -52,7 +52,7 @@ def measure_forms(folder: Path, jobs: Mapping[str, Job], left: Callable[[], floa
             say(f"{name}: measuring latency and throughput.")
             if not is_full:
                 say(f"{name} is measured in torch only: no time is left to convert it to OpenVINO and int8.")
-            with working(f"measuring {name}", unit=""):
+            with Work(f"measuring {name}", unit=""):
                 forms = _forms_of(folder / "exports" / job.folder.name, job, result, is_full=is_full)
             known[name] = MeasuredForms(stamp=stamp, forms=forms, is_full=is_full)
             write_file(cache, TypeAdapter(dict[str, MeasuredForms]).dump_json(known, indent=2))

@@ -20,6 +20,7 @@ from pydantic import TypeAdapter
 
 from weft.errors import CheckpointError, StoppedError, WeftError
 from weft.files import write_file
+from weft.memory import keep_memory
 from weft.runs.directory import read_metrics
 from weft.study.jobs import REFERENCE, Result, is_reference
 from weft.system import hide_wandb, is_alive, peak_mib
@@ -94,6 +95,7 @@ def _end_with_parent(parent: int) -> None:
 
 if __name__ == "__main__":
     hide_wandb()
+    keep_memory()
     threading.Thread(target=_end_with_parent, args=(int(sys.argv[3]),), daemon=True).start()
     try:
         result = run_job(Path(sys.argv[1]))

@@ -8,13 +8,12 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from weft.capabilities import bf16_note
 from weft.data import SplitPlan, open_data
 from weft.data.folder import check_outside
 from weft.errors import UsageError, unknown
 from weft.files import write_file
-from weft.processor import busy_note
-from weft.progress import obeys_quiet, reading, say
+from weft.processor import bf16_note
+from weft.progress import Work, obeys_quiet, say
 from weft.recipes import load_recipe
 from weft.runtime import Runtime
 from weft.study.directory import opened
@@ -87,7 +86,7 @@ def run_study(
         keys = experiment.keys(chosen, count)
         say(f"{plan.title}: {len(chosen)} variants, {count} seeds in {folder}. {experiment.progress(keys)}")
         emulated = {bf16_note(Runtime.of(recipe.device).device.type, recipe.precision) for recipe in recipes}
-        for note in filter(None, (busy_note(jobs * where.cores), *emulated)):
+        for note in filter(None, emulated):
             say(note)
         experiment.run(keys, where)
         rows = tuple(experiment.rows(chosen))
@@ -188,8 +187,8 @@ def _num_classes(variants: Sequence[ResolvedVariant]) -> int:
     for variant in variants:
         way = variant.data, {key: getattr(variant.recipe.data, key) for key in READING}
         ways += [way] if way not in ways else []
-    with reading() as progress:
-        opened = [open_data(place, SplitPlan(limit=64), progress=progress, **own) for place, own in ways]
+    with Work("reading") as work:
+        opened = [open_data(place, SplitPlan(limit=64), progress=work.update, **own) for place, own in ways]
     return max(len(splits.classes) for splits in opened)
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 
-from weft.capabilities import bf16_note
 from weft.checkpoints import save_model_dir
 from weft.checkpoints.config import read_config
 from weft.data.fingerprint import fingerprint
@@ -18,8 +17,8 @@ from weft.errors import StorageError, UsageError
 from weft.files import remove, temporary_path, write_file
 from weft.inference.arguments import check_unknown_images
 from weft.models.contract import preprocessing
-from weft.processor import busy_note
-from weft.progress import counting, say
+from weft.processor import bf16_note
+from weft.progress import Work, say
 from weft.recipes import dump
 from weft.runs.directory import FINGERPRINT, PUBLIC_CLASSIFIER, REPLACEABLE, clear, refuse_taken
 from weft.train.batches import batch_arithmetic
@@ -57,8 +56,7 @@ def start(
     note, runtime = _ignore if whole else say, plan.runtime
     plan.build()
     cut = eval_transform(preprocessing(plan.network)).note(plan.splits.sizes)
-    busy = busy_note(torch.get_num_threads()) if runtime.device.type == "cpu" else None
-    for text in filter(None, (*plan.notes, cut, busy, bf16_note(runtime.device.type, runtime.precision))):
+    for text in filter(None, (*plan.notes, cut, bf16_note(runtime.device.type, runtime.precision))):
         note(text)
     plan.initialise(note)
     learner = plan.learner()
@@ -151,8 +149,8 @@ def _replacement(plan: Plan, out: Path, trackers: Sequence[str], *, force: bool)
 def _cache_teacher(plan: Plan, learner: Learner) -> None:
     """Cache the logits of the teacher if the images never change."""
     if isinstance(learner.teacher, Teacher) and is_cached(plan.recipe):
-        with counting(len(plan.splits.train), task_name="teacher") as count:
-            learner.teacher.cache_outputs(plan.recipe, plan.network, plan.splits.train, count)
+        with Work("teacher", len(plan.splits.train)) as work:
+            learner.teacher.cache_outputs(plan.recipe, plan.network, plan.splits.train, work.advance)
 
 
 def rehearse_step(plan: Plan, learner: Learner) -> None:

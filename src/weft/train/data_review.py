@@ -20,7 +20,7 @@ from weft.errors import DataError
 from weft.files import check_output, new_directory, sha256_of
 from weft.inference.arguments import settings_of
 from weft.inference.embedding import Embedding, feature_predictor, read_files
-from weft.progress import obeys_quiet, reading, say
+from weft.progress import Work, obeys_quiet, say
 from weft.text import count, first_few, printable
 from weft.train.decisions import model_with_weights
 from weft.train.label_errors import (
@@ -94,7 +94,7 @@ def review(
         check_outside(out, data)
         check_output(Path(out), CONTENTS, force=force)
     model = str(run or _public_model())
-    with reading() as progress:
+    with Work("reading") as work:
         splits = open_data(
             data,
             SplitPlan(group=group or _group_column(Path(data), image, label)),
@@ -105,7 +105,7 @@ def review(
             allow_empty_class=True,
             evaluate_only=True,
             follow_links=follow_links,
-            progress=progress,
+            progress=work.update,
         )
     paths = [path for source in (splits.train, splits.val) for path in paths_of(source)]
     if out is not None:

@@ -20,7 +20,7 @@ from weft.inference.predictor import Predictor
 from weft.inference.probabilities import softmax
 from weft.inference.report import write_report
 from weft.intervals import grouped_text
-from weft.progress import clock, counting, say
+from weft.progress import Work, clock, say
 from weft.text import printable
 from weft.train.curves import curve_figures
 from weft.train.held_out import HeldOutOutputs, read_held_out
@@ -109,8 +109,8 @@ def _confidences(plan: Plan, best: Predictor, held_out: HeldOutOutputs) -> np.nd
         part, batch_size = SourcePart(source, others.tolist()), plan.val_batches.order.batch_size
         batches = evaluation_batches(part, best.source_model, batch_size, plan.recipe.workers)
         alone, temperature = plan.runtime.alone(), best.temperature
-        with counting(len(others), task_name="confidence") as advance:
-            result = measure(best.source_model, batches, classes, alone, temperature=temperature, on_batch=advance)
+        with Work("confidence", len(others)) as work:
+            result = measure(best.source_model, batches, classes, alone, temperature=temperature, on_batch=work.advance)
         confidence[others] = result.confidence
     return confidence
 

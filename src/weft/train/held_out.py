@@ -12,7 +12,7 @@ from weft.inference.calibration import MAX_IMAGES
 from weft.inference.inputs import SourcePart, evaluation_batches
 from weft.inference.predictor import Predictor
 from weft.inference.torch_backend import infer_with_features
-from weft.progress import counting
+from weft.progress import Work
 from weft.train.mirrored_classes import small_versions
 from weft.train.plan import Plan
 
@@ -58,7 +58,7 @@ def read_held_out(plan: Plan, best: Predictor) -> HeldOutOutputs:
     batches = evaluation_batches(SourcePart(source, places), network, batch_size, recipe.workers)
 
     outputs, of_folded, of_mirrored = [], [], []
-    with counting(len(places), task_name="calibrating") as advance:
+    with Work("calibrating", len(places)) as work:
         for number, (images, _) in enumerate(batches):
             outputs.append(infer_with_features(network, images, runtime))
             part = images[torch.from_numpy(is_inspected[number * batch_size :][: len(images)])]
@@ -68,7 +68,7 @@ def read_held_out(plan: Plan, best: Predictor) -> HeldOutOutputs:
                 mirrored = part.flip(-1)
                 _, features = infer_with_features(network, mirrored, runtime)
                 of_mirrored.append((small_versions(part), small_versions(mirrored), features))
-            advance(len(images))
+            work.advance(len(images))
 
     logits, features = _joined(outputs)
     folded_logits, folded_features = _joined(of_folded)

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import softmax
 
-from weft.capabilities import bf16_note
 from weft.data import Source
 from weft.data.decode import BadImage, read_regular
 from weft.data.folder import paths_of
@@ -28,7 +27,8 @@ from weft.inference.predictor import Predictor
 from weft.inference.probabilities import ranked
 from weft.intervals import accuracy_text
 from weft.pages import Lead, Section, Table, write_page
-from weft.progress import counting, obeys_quiet, quietly, say
+from weft.processor import bf16_note
+from weft.progress import Work, obeys_quiet, quietly, say
 from weft.runtime import Runtime
 from weft.text import printable
 from weft.train.plan import open_splits
@@ -286,8 +286,8 @@ def _features(predictor: Predictor, source: Source | None, batch_size: int) -> t
         return np.empty((0, 0)), np.empty(0, int)
     part = SourcePart(source, stratified_subset(source.keys, source.labels, MAX_LABELLED, seed=0))
     batches = evaluation_batches(part, predictor.source_model, batch_size, 0)
-    with counting(len(part), task_name="features of labelled images") as advance:
-        features, labels = read_features(predictor.model, batches, predictor.runtime, advance, is_mirrored=False)
+    with Work("features of labelled images", len(part)) as work:
+        features, labels = read_features(predictor.model, batches, predictor.runtime, work.advance, is_mirrored=False)
     return np.concatenate([own[:, 0] for own in features], axis=1), labels
 
 

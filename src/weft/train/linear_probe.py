@@ -21,7 +21,7 @@ from torch import nn
 from weft.data.loader import ImageLoader
 from weft.inference.features import classifiers, read_features
 from weft.intervals import accuracy_of
-from weft.progress import counting
+from weft.progress import Work
 from weft.recipes import Recipe
 from weft.runtime import Runtime
 from weft.text import first_few
@@ -121,8 +121,8 @@ def fit_heads(
     Raises:
         UsageError: the network has no linear classifier.
     """
-    with counting(len(batches.dataset), task_name="features") as advance:
-        features, labels = read_features(network, batches, runtime, advance, is_mirrored=recipe.augment.hflip)
+    with Work("features", len(batches.dataset)) as work:
+        features, labels = read_features(network, batches, runtime, work.advance, is_mirrored=recipe.augment.hflip)
     probes, smoothing = [], recipe.loss.label_smoothing if recipe.epochs != 0 else 0.0
     with threadpool_limits(1):  # more threads gain nothing on matrices of this size, and lose much on a busy machine
         for layer, views in zip(classifiers(network), features, strict=True):

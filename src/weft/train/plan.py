@@ -21,7 +21,7 @@ from weft.data.loader import ImageLoader
 from weft.data.order import Key
 from weft.inference.inputs import evaluation_batches, split_plan
 from weft.models.families import check_name
-from weft.progress import reading, say
+from weft.progress import Work, say
 from weft.recipes import Recipe
 from weft.recipes.rules import check_rules
 from weft.runtime import Runtime
@@ -205,7 +205,7 @@ def open_splits(recipe: Recipe) -> Splits:
         DataError: the dataset cannot be used.
     """
     say(f"Reading {', '.join(sources_of(recipe))}.")
-    with reading() as progress:
+    with Work("reading") as work:
         return open_data(
             str(recipe.data.source),
             split_plan(recipe),
@@ -214,7 +214,7 @@ def open_splits(recipe: Recipe) -> Splits:
             max_bad=recipe.data.max_bad,
             max_pixels=recipe.data.max_pixels,
             follow_links=recipe.data.follow_links,
-            progress=progress,
+            progress=work.update,
         )
 
 

@@ -12,7 +12,6 @@ from typing import Any
 from weft.checkpoints.config import CONFIG, WEIGHTS
 from weft.checkpoints.resolve import PREFIX
 from weft.data.open import check_exists
-from weft.devices import check_device
 from weft.errors import CheckpointError, UsageError
 from weft.inference.arguments import check_unknown_images
 from weft.recipes import Recipe, load_recipe
@@ -113,7 +112,6 @@ class Request:
             check_unknown_images(recipe.data.unknown_images, recipe.data.max_pixels)
         if self.from_scratch:
             recipe = self._without_weights(recipe)
-        check_device(recipe.device)
         if recipe.start_from is not None and not recipe.start_from.startswith(PREFIX):
             start_file(recipe.start_from)
         check_exists(str(recipe.data.source))

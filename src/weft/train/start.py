@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weft.data.folder import check_outside
-from weft.devices import check_device
 from weft.errors import UsageError
 from weft.files import check_writable, writing
 from weft.progress import is_first_process, loading, obeys_quiet, say
@@ -20,7 +19,7 @@ from weft.recipes import load_recipe
 from weft.recipes.load import arguments_of
 from weft.runs.directory import check_run_dir, locked, refuse_taken, reserved, reserved_numbered
 from weft.system import file_name
-from weft.train.request import Request, check_resume, recipe_file
+from weft.train.request import Request, check_resume
 from weft.train.stop import Stop, seconds_of
 from weft.train.track import check_trackers
 
@@ -290,7 +289,6 @@ def _resume(
     out: Path, overrides: Sequence[tuple[str, Any]], override: bool, stop: Stop, trackers: Sequence[str]
 ) -> RunResult:
     """Resume a run."""
-    check_device(load_recipe(recipe_file(out), overrides).device)
     with loading():
         from weft.runtime import Runtime
         from weft.train import begin

@@ -127,7 +127,7 @@ def find_precision(recipe: Recipe, num_classes: int, runtime: Runtime) -> tuple[
     Args:
         recipe: what to train, with its batch size; its weights are not loaded.
         num_classes: number of classes.
-        runtime: with the precision that `weft.capabilities.fastest_precision` found.
+        runtime: with the precision that `weft.runtime.fastest_precision` found.
 
     Returns:
         The runtime with the chosen precision, and a sentence that gives the reason.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from weft.recipes import Recipe
 from weft.text import reason_of
 
 TRACKERS = ("tensorboard", "wandb")
+Log = Callable[[dict[str, float], int], Any]  # of metrics by name, and the step
 
 
 class Tracker:
@@ -42,13 +43,13 @@ class Tracker:
 
     def step(self, step: int, **values: float) -> None:
         """Log the metrics of a step, counted from 1."""
-        for tracker in self.trackers:
-            tracker.log(values, step=step)
+        for log, _ in self.trackers:
+            log(values, step)
 
     def finish(self) -> None:
         """Close all trackers."""
-        for tracker in self.trackers:
-            tracker.finish()
+        for _, close in self.trackers:
+            close()
 
 
 def check_trackers(names: Sequence[str]) -> None:
@@ -65,14 +66,22 @@ def check_trackers(names: Sequence[str]) -> None:
         need("track", name)
 
 
-def _start(name: str, recipe: Recipe, out: Path) -> Any:
-    from accelerate import tracking
-
+def _start(name: str, recipe: Recipe, out: Path) -> tuple[Log, Callable[[], Any]]:
+    """Start a tracker; return the functions that log the metrics of a step, and that close it."""
     values = {key: json.dumps(value) for key, value in dataclasses.asdict(recipe).items() if key != "environment"}
-    if name == "tensorboard":
-        tracker: Any = tracking.TensorBoardTracker("tensorboard", out)
-    else:
-        tracker = tracking.WandBTracker("weft", name=out.name, dir=str(out))
-    tracker.start()
-    tracker.store_init_configuration(values)
-    return tracker
+    if name == "wandb":
+        import wandb
+
+        run = wandb.init(project="weft", name=out.name, dir=str(out), config=values)
+        return lambda metrics, step: run.log(metrics, step=step), run.finish
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer = SummaryWriter(out / "tensorboard")
+    writer.add_hparams(values, metric_dict={})
+
+    def log(metrics: dict[str, float], step: int) -> None:
+        for key, value in metrics.items():
+            writer.add_scalar(key, value, step)
+        writer.flush()
+
+    return log, writer.close

@@ -82,7 +82,7 @@ SCRIPTS = (
     Script("serving/battery.py", ("--stops 1 --kills 1 --leaves 1 --examples 5 --csv {work}/battery.csv",), 600),
     Script(
         "serving/load.py",
-        ("{photos} --model levit_nano_32 --phases speed mixed --turns 1 --minutes 0.1 --out {work}/load",),
+        ("{photos}/red --model levit_nano_32 --phases speed mixed --turns 1 --minutes 0.1 --out {work}/load",),
         600,
     ),
     Script("serving/threads.py", ("--rounds 1",)),
@@ -105,7 +105,7 @@ SCRIPTS = (
     Script("speed/saturation.py", ("{photos} --models levit_128s --images 2 --out {work}",), 900),
     Script("speed/shares.py", ("--models ceit_tiny_patch16_224 --batch-size 1 --out {work}",), 600),
     Script("speed/trees.py", ("src {photos} --rounds 1",), 600),
-    Script("studies/costs.py", ("ceit-lca {cifar10}/train --only none",), 600),
+    Script("studies/costs.py", ("ceit-lca {cifar10}/train --only without",), 600),
     Script("studies/tables.py", ("",)),
     Script("torture/torture.py", ("--kills 1 --points 1",), 1800),
     Script("training/kernels.py", ("--rounds 1",), 600),

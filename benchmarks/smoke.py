@@ -108,8 +108,8 @@ SCRIPTS = (
     Script("studies/costs.py", ("ceit-lca {cifar10}/train --only without",), 600),
     Script("studies/tables.py", ("",)),
     Script("torture/torture.py", ("--kills 1 --points 1",), 1800),
-    Script("training/kernels.py", ("--rounds 1",), 600),
-    Script("training/overhead.py", ("--rounds 1",), 600),
+    Script("training/kernels.py", ("--rounds 1",), 900),
+    Script("training/overhead.py", ("--rounds 1 --threads 1",), 1200),
     Script("training/precision.py", ("steps --rounds 1 --only digits", "accuracy digits --seeds 1 --limit 40"), 600),
     Script(
         "training/step.py",

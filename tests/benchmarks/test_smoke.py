@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from benchmarks import smoke
 from PIL import Image
+
+from benchmarks import smoke
 
 MODULES = {  # imported or started by scripts
     *("common/peers.py", "common/records.py", "common/ways.py", "few-images/neighbours.py", "few-images/resnet9.py"),

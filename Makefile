@@ -11,7 +11,7 @@ FULL := $(call stamp,requirements)
 DEMO := runs/demo
 LOCK := $(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header pyproject.toml
 
-.PHONY: help install demo test test-slow test-avx2 docs check audit torture fuzz gpu lock clean
+.PHONY: help install demo test test-slow test-avx2 docs check audit torture fuzz gpu benchmarks-smoke lock clean
 .DEFAULT_GOAL := help
 
 help:
@@ -25,6 +25,7 @@ help:
 	@echo "make torture  kills training 100 times per family and at every point of writing; 20 minutes"
 	@echo "make fuzz     random input for the readers of images, recipes and checkpoints, and for the service, at full count"
 	@echo "make gpu      checks and measures on a GPU, 7 minutes a call, resumable; rehearse: make gpu DEVICE=cpu SCALE=small"
+	@echo "make benchmarks-smoke  every script of benchmarks/ in its smallest form, in a copy; an hour. ONLY=speed/ some alone"
 	@echo "make install  the environment alone, in $(VENV)"
 	@echo "make lock     update requirements.lock to the newest versions that pyproject.toml allows"
 	@echo "make clean    remove $(VENV) and $(DEMO)"
@@ -104,6 +105,9 @@ gpu:
 	@PYTHONPATH=src:.:$$PYTHONPATH $(GPU_PYTHON) benchmarks/gpu/run.py \
 		--device $(DEVICE) --scale $(SCALE) --seconds $(SECONDS) $(if $(PART),--part $(PART)) $(if $(ONLY),--only $(ONLY)) \
 		$(if $(RETRY),--retry) $(if $(CIFAR10),--cifar10 $(CIFAR10))
+
+benchmarks-smoke: $(FULL)
+	$(BIN)/python benchmarks/smoke.py $(ONLY)
 
 lock: $(FULL)
 	$(LOCK) --upgrade --extra dev --output-file requirements.lock

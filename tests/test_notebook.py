@@ -194,18 +194,17 @@ def test_an_explanation_has_overlays(tmp_path: Path) -> None:
     probabilities = np.full(1000, 0.001)
     maps = {"rollout": fmap, "saliency": fmap[:2, :2], "grad_cam": fmap}
     one = Explanation(picture, 3, probabilities, {"stages.2": fmap}, **maps)
-    page = read(one, ("class 3, 0.1 %", "attention", "attention rollout", "Grad-CAM"))
+    page = read(one, ("class 3, 0.1 %", "image, attention, attention rollout, Grad-CAM"))
     assert len(set(page.places)) == 3  # the two maps of equal values look the same
     assert repr(one) == (
         "Explanation(label=3, probability=0.001, size=32x32, maps=['stages.2', 'rollout', 'grad_cam'])"
     )
     assert len(read(dataclasses.replace(one, saliency=fmap, rollout=fmap, grad_cam=None)).places) == 2
-    np.savez(tmp_path / "a.npz", picture=picture, rollout=fmap)
-    file = FileExplanation("a.png", NAMES[0], 0.5, "a.png", "a.npz", folder=tmp_path)
-    assert len(read(file, (f"{NAMES[0]}, 50.0 %", "image, attention rollout")).places) == 2
-    assert "folder" not in file.as_dict()
-    (tmp_path / "a.npz").write_bytes(b"")
-    read(file, ("can no longer be read",))
+    of_file = Explanation(picture, 3, probabilities, rollout=fmap)
+    file = FileExplanation("a.png", NAMES[0], 0.001, "a.png", "a.npz", folder=tmp_path, explanation=of_file)
+    assert len(read(file, (f"{NAMES[0]}, 0.1 %", "image, attention rollout", "a.png")).places) == 2
+    assert not {"folder", "explanation"} & file.as_dict().keys()
+    read(dataclasses.replace(file, explanation=None), (f"{NAMES[0]}: {tmp_path / 'a.png'}",))
     assert repr(FileExplanation("x", error="damaged")) == "FileExplanation(image='x', error='damaged')"
 
 

@@ -37,7 +37,6 @@ from weft.processor import processor_class
 FILE, README = Path(__file__).with_name("cold_start.csv"), Path(__file__).parents[2] / "README.md"
 MODELS = ("levit_128s", "levit_256", "ceit_tiny_patch16_224", "cvt_13")
 WAYS = (("folded", "fp32"), ("onnx", "fp32"), ("onnx", "int8"), ("openvino", "fp32"), ("openvino", "int8"))
-ROUNDS = 3  # processes of each deployment, after one that fills the caches
 IMAGE = (500, 375)  # pixels, the usual size of ImageNet's photos
 NAMES = {"folded": "model directory", "onnx": "ONNX", "openvino": "OpenVINO"}
 
@@ -54,11 +53,14 @@ sys.exit(process.returncode != 0)
 """
 
 
-def measure(models: Sequence[str] = MODELS, ways: Sequence[tuple[str, str]] = WAYS) -> list[dict[str, str]]:
+def measure(
+    models: Sequence[str] = MODELS, ways: Sequence[tuple[str, str]] = WAYS, rounds: int = 3
+) -> list[dict[str, str]]:
     """Return a row per model and deployment of this machine: needs of a process that predicts one image.
 
-    `cold_start_s` are seconds from the start of the process to its end, `peak_mb` is its largest memory and `disk_mb`
-    the size of its files, in MB (10^6 bytes).
+    `rounds` processes of each deployment are measured, after one that fills the caches. `cold_start_s` are seconds from
+    the start of the process to its end, `peak_mb` is its largest memory and `disk_mb` the size of its files, in MB
+    (10^6 bytes).
     """
     threads = torch.get_num_threads()
     with tempfile.TemporaryDirectory() as temporary:
@@ -71,13 +73,13 @@ def measure(models: Sequence[str] = MODELS, ways: Sequence[tuple[str, str]] = WA
             for way, precision in ways
         }
         runs: dict[tuple[str, ...], list[tuple[float, float]]] = {key: [] for key in folders}
-        for turn in range(ROUNDS + 1):
+        for turn in range(rounds + 1):
             for key, folder in folders.items():
                 words = ["predict", str(folder), str(image), "--quiet", "--threads", str(threads)]
                 needs = run([sys.executable, "-P", "-m", "weft", *words])
                 if turn:
                     runs[key].append(needs)
-                print(f"cold start {turn} of {ROUNDS}, {' '.join(key)}: {needs[0]:.1f} s.", flush=True)
+                print(f"cold start {turn} of {rounds}, {' '.join(key)}: {needs[0]:.1f} s.", flush=True)
         return [
             {
                 "model": model,
@@ -130,6 +132,9 @@ def table(rows: list[dict[str, str]]) -> str:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--table", action="store_true", help="only write the README's table again")
-    if not parser.parse_args().table:
-        replace_rows(FILE, measure())
+    parser.add_argument("--models", nargs="+", default=MODELS)
+    parser.add_argument("--rounds", type=int, default=3)
+    args = parser.parse_args()
+    if not args.table:
+        replace_rows(FILE, measure(args.models, rounds=args.rounds))
     README.write_text(filled(README.read_text(), "deployments", table(read_csv(FILE)))[0])

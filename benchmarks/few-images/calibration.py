@@ -74,7 +74,7 @@ def ways(logits: np.ndarray, labels: np.ndarray) -> dict[str, tuple[float, np.nd
 def by_size(logits: np.ndarray, labels: np.ndarray, test_logits: np.ndarray, test_labels: np.ndarray) -> list[dict]:
     """Return a row per number of held-out images: the test error of temperatures that are fitted as in weft."""
     rng, rows = np.random.default_rng(0), []
-    for size in SIZES:
+    for size in (size for size in SIZES if size <= len(labels)):
         chosen = [rng.choice(len(labels), size, replace=False) for _ in range(DRAWS)]
         row: dict[str, object] = {"held_out": size, "draws": DRAWS}
         for name, squared in (("loss", False), ("squared", True)):

@@ -31,7 +31,7 @@ HERE = Path(__file__).parent
 MODEL = "tf_efficientnet_lite0"
 SEEDS, FOLDS = range(5), 5
 NEIGHBOURS = (1, 5, 10, 20)
-START, STEP, END = 9, 9, 81  # labelled images: one per class, then 9 more in each round
+ROUNDS = 9  # of labelling: one image per class, then as many again in each round
 
 
 def features_of(photos: Path) -> tuple[np.ndarray, np.ndarray, int]:
@@ -73,31 +73,33 @@ def label(views: np.ndarray, labels: np.ndarray, classes: int) -> None:
 
     def choose(method: str, pool: np.ndarray, known: np.ndarray, scores: np.ndarray, rng: np.random.Generator):
         if method == "random":
-            return rng.choice(len(pool), STEP, replace=False)
+            return rng.choice(len(pool), classes, replace=False)
         probabilities = softmax(scores, axis=1)
         if method == "margin":
             first, second = np.sort(probabilities, axis=1)[:, :-3:-1].T
-            return np.argsort(first - second)[:STEP]
+            return np.argsort(first - second)[:classes]
         if method == "distance":
             probabilities = np.full_like(probabilities, 1 / classes)
             points, old = unit_length(views[pool, 0]), unit_length(views[known, 0])
             nearest, chosen = (points @ old.T).max(1), []
-            for _ in range(STEP):
+            for _ in range(classes):
                 chosen.append(int(nearest.argmin()))
                 nearest = np.maximum(nearest, points @ points[chosen[-1]])
             return np.array(chosen)
-        return np.array(labelling.choose(views[pool, 0], probabilities, views[known, 0], STEP))
+        return np.array(labelling.choose(views[pool, 0], probabilities, views[known, 0], classes))
 
     rows = []
+    rounds = min(ROUNDS, len(labels) * (FOLDS - 1) // FOLDS // classes - 1)
+    sizes = range(classes, rounds * classes + 1, classes)
     for seed in SEEDS:
         folds = StratifiedKFold(FOLDS, shuffle=True, random_state=seed).split(labels, labels)
-        n_correct = {(method, n): 0 for method in METHODS for n in range(START, END + 1, STEP)}
+        n_correct = {(method, n): 0 for method in METHODS for n in sizes}
         for fold, (train_on, test_on) in enumerate(folds):
             rng = np.random.default_rng([seed, fold])
             start = [int(rng.choice(train_on[labels[train_on] == number])) for number in range(classes)]
             for method in METHODS:
                 known, rng = np.array(start), np.random.default_rng([seed, fold, 1])
-                for n in range(START, END + 1, STEP):
+                for n in sizes:
                     probe = fit(views[known], labels[known], classes, seed)
                     scores = views[:, 0] @ probe.weight.T + probe.bias
                     n_correct[method, n] += int((scores[test_on].argmax(1) == labels[test_on]).sum())

@@ -27,7 +27,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
-SECONDS, HOLD_SECONDS = 60.0, 20.0
+HOLD_SECONDS = 20.0
 
 
 def attacks() -> dict[str, tuple[int, Callable[[Any], object]]]:
@@ -128,7 +128,8 @@ def main() -> None:
     parser.add_argument("--label", default="", help="value of the column label")
     parser.add_argument("--source", type=Path, default=ROOT, help="checkout of weft to measure")
     parser.add_argument("--csv", type=Path, required=True)
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="time of each attack")
+    parser.add_argument("--only", default="", help="run only the attacks whose name contains this")
+    parser.add_argument("--seconds", type=float, default=60, help="time for an attack (default: 60)")
     args = parser.parse_args()
     os.environ["PYTHONPATH"] = os.pathsep.join([str(args.source / "src"), os.environ.get("PYTHONPATH", "")])
     from tests.serve.running import picture, running, saved
@@ -139,6 +140,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = saved(Path(folder) / "model")
         for name, (clients, attack) in attacks().items():
+            if args.only not in name:
+                continue
             with running(model) as service:
                 for i in range(8):
                     assert service.ask(body=picture(i))[0] == 200

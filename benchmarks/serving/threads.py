@@ -28,7 +28,7 @@ from weft.processor import call_in_thread, num_threads, processor_class
 FILE = Path(__file__).parent / "threads.csv"
 WAYS = ("no other thread has computed", "another thread has ended", "main thread has computed")
 BATCHES = (1, 2, 4)
-ROUNDS, CALLS = 3, 25
+CALLS = 25
 
 
 def measure(way: str) -> dict[int, float]:
@@ -65,13 +65,14 @@ def measure(way: str) -> dict[int, float]:
 def main() -> None:
     """Measure every way in processes of its own, and write the file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3, help="processes of each way")
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.way:
         print(json.dumps(measure(args.way)))
         return
     found: dict[tuple[str, str], list[float]] = {}
-    for _ in range(ROUNDS):
+    for _ in range(args.rounds):
         for way in WAYS:
             done = subprocess.run(
                 [sys.executable, __file__, "--way", way], stdout=subprocess.PIPE, text=True, check=True

@@ -16,7 +16,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -37,7 +37,7 @@ from weft.models.ceit import inference as ceit
 from weft.processor import has_bf16, processor_class
 
 MODELS = ("levit_256", "cvt_13", "ceit_tiny_patch16_224")
-BATCHES, CALLS = (1, 16), 12
+BATCHES = (1, 16)
 KNOWN, MAP = "batch known", "LeFF on the map"
 
 
@@ -49,10 +49,10 @@ def to_openvino(network: nn.Module, precision: str, folder: str) -> OpenVinoGrap
     return OpenVinoGraph(file, precision, torch.get_num_threads(), max_fixed=len(BATCHES))
 
 
-def median_seconds(calls: tuple[Callable[[], Any], ...]) -> list[float]:
+def median_seconds(calls: tuple[Callable[[], Any], ...], rounds: int) -> list[float]:
     """Return the median seconds of each function; the functions take turns."""
     seconds: list[list[float]] = [[] for _ in calls]
-    for _ in range(CALLS):
+    for _ in range(rounds):
         for call, times in zip(calls, seconds, strict=True):
             call()
             begun = time.perf_counter()
@@ -61,7 +61,7 @@ def median_seconds(calls: tuple[Callable[[], Any], ...]) -> list[float]:
     return [statistics.median(times) for times in seconds]
 
 
-def fixed_batch_rows(label: str, network: nn.Module, precision: str) -> Iterator[dict[str, Any]]:
+def fixed_batch_rows(label: str, network: nn.Module, precision: str, rounds: int) -> Iterator[dict[str, Any]]:
     """Yield a row per batch size: the graph for this batch size, and for any batch size."""
     with tempfile.TemporaryDirectory() as folder:
         graph = to_openvino(network, precision, folder)
@@ -71,11 +71,11 @@ def fixed_batch_rows(label: str, network: nn.Module, precision: str) -> Iterator
             graph(images)
             first_call = time.perf_counter() - begun  # compiles for this batch size
             graphs = graph.fixed[size], graph.dynamic
-            times = median_seconds(tuple(lambda graph=graph, x=images: graph(x) for graph in graphs))
+            times = median_seconds(tuple(lambda graph=graph, x=images: graph(x) for graph in graphs), rounds)
             yield row_of(KNOWN, label, precision, size, times, f"{first_call - times[0]:.2f}")
 
 
-def leff_rows(name: str, precision: str) -> Iterator[dict[str, Any]]:
+def leff_rows(name: str, precision: str, rounds: int) -> Iterator[dict[str, Any]]:
     """Yield a row per batch size: the folded LeFF on maps, and the LeFF that converts between maps and tokens."""
     model = weft.create_model(name).eval()
     with mock.patch.object(ceit, "FoldedLeFF", lambda leff: leff):
@@ -84,7 +84,7 @@ def leff_rows(name: str, precision: str) -> Iterator[dict[str, Any]]:
         graphs = [to_openvino(network, precision, folder) for network in (weft.fold(model), on_tokens)]
         for size in BATCHES:
             images = np.random.default_rng(0).standard_normal((size, 3, 224, 224), dtype=np.float32)
-            times = median_seconds(tuple(lambda graph=graph, x=images: graph(x) for graph in graphs))
+            times = median_seconds(tuple(lambda graph=graph, x=images: graph(x) for graph in graphs), rounds)
             yield row_of(MAP, name, precision, size, times)
 
 
@@ -105,30 +105,32 @@ def row_of(
     }
 
 
-def measure(choice: str) -> Iterator[dict[str, Any]]:
+def measure(choice: str, models: Sequence[str], rounds: int) -> Iterator[dict[str, Any]]:
     """Yield the rows of an optimization."""
     floats = ("fp32", "bf16") if has_bf16() else ("fp32",)
     if choice == MAP:
         for precision in (*floats, "int8"):
-            yield from leff_rows("ceit_tiny_patch16_224", precision)
+            yield from leff_rows("ceit_tiny_patch16_224", precision, rounds)
         return
     for precision in floats:
-        for name in MODELS:
+        for name in models:
             peer = peers_of(name)[0]
-            yield from fixed_batch_rows(name, weft.fold(weft.create_model(name).eval()), precision)
-            yield from fixed_batch_rows(peer.label, build_peer(peer).eval(), precision)
+            yield from fixed_batch_rows(name, weft.fold(weft.create_model(name).eval()), precision, rounds)
+            yield from fixed_batch_rows(peer.label, build_peer(peer).eval(), precision, rounds)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--choices", nargs="+", choices=(KNOWN, MAP), default=(KNOWN, MAP))
+    parser.add_argument("--models", nargs="+", default=MODELS, help=f"of {KNOWN!r}")
+    parser.add_argument("--rounds", type=int, default=12)
     args = parser.parse_args()
     file = args.out / "choices.csv"
     for choice in args.choices:
         key = (choice, processor_class())
         rows: list[dict[str, Any]] = [row for row in read_csv(file) if (row["choice"], row["processor_class"]) != key]
-        for row in measure(choice):
+        for row in measure(choice, args.models, args.rounds):
             rows.append({"processor_class": processor_class(), **row})
             print(*row.values(), sep="  ", flush=True)
         write_csv(file, rows)

@@ -102,6 +102,7 @@ def plot(rows: list[dict[str, Any]], file: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--limit", type=int, help="number of points (default: all)")
     parser.add_argument("--point", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.point:
@@ -113,7 +114,7 @@ def main() -> None:
     tasks += [(name, size, 1, "plain") for name in MODELS[:2] for size in SIZES]
     tasks += [(MODELS[2], *shape, "plain") for shape in shapes]  # LeViT has no fused attention
     rows = []
-    for task in tasks:
+    for task in tasks[: args.limit]:
         command = [sys.executable, __file__, "--out", str(args.out), "--point", *map(str, task)]
         row = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
         rows.append(row | {"processor_class": processor_class()})

@@ -34,11 +34,12 @@ QUANTIZED = graphs.quantized
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--models", nargs="+", default=MODELS)
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--seeds", type=int, default=3)
     args = parser.parse_args()
     rows = []
-    for name in MODELS:
+    for name in args.models:
         for seed in range(args.seeds):
             with tempfile.TemporaryDirectory() as folder:
                 run = Path(folder) / "run"

@@ -10,6 +10,7 @@ classes are kept.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -47,7 +48,7 @@ RATIOS = {  # column: two ways
     "int8_convolutions_to_matrix_multiplications": (CONVOLUTION, LINEAR),
     "attention_in_fp32_to_int8": (IN_FP32, CONVOLUTION),
 }
-BATCHES, ROUNDS, CALLS = (1, 16), 6, 3
+BATCHES, CALLS = (1, 16), 3
 
 
 def write(name: str, folder: Path) -> None:
@@ -69,7 +70,7 @@ def write(name: str, folder: Path) -> None:
             openvino.save_model(graph, file, compress_to_fp16=False)
 
 
-def measure(folder: str) -> None:
+def measure(folder: str, rounds: str) -> None:
     """Print the images per second of each way and batch size as JSON; called in a separate process."""
     precision = {way: "int8" if way.startswith("int8") and has_bf16() else "fp32" for way in WAYS}
     calls = {way: run_file(Path(folder) / way / "model.xml", "openvino", precision[way]) for way in WAYS}
@@ -79,7 +80,7 @@ def measure(folder: str) -> None:
         times: dict[str, list[float]] = {way: [] for way in WAYS}
         for call in calls.values():
             call(images)
-        for _ in range(ROUNDS):
+        for _ in range(int(rounds)):
             for way, call in calls.items():
                 call(images)
                 for _ in range(CALLS):
@@ -92,16 +93,19 @@ def measure(folder: str) -> None:
 
 def main() -> None:
     """Measure all networks."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=MODELS)
+    parser.add_argument("--rounds", type=int, default=6)
+    args = parser.parse_args()
     here, rows = processor_class(), []
-    for name in MODELS:
+    for name in args.models:
         with tempfile.TemporaryDirectory() as temporary:
             write(name, Path(temporary))
             for limit in ("", *(name for name, classes in LIMITS.items() if here in classes)):
-                code = f"import runpy, sys; runpy.run_path({__file__!r})['measure'](sys.argv[1])"
+                code = f"import runpy, sys; runpy.run_path({__file__!r})['measure'](*sys.argv[1:])"
                 environment = os.environ | ({"ONEDNN_MAX_CPU_ISA": limit} if limit else {})
-                done = subprocess.run(
-                    [sys.executable, "-c", code, temporary], env=environment, check=True, capture_output=True, text=True
-                )
+                command = [sys.executable, "-c", code, temporary, str(args.rounds)]
+                done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
                 for batch_size, speeds in json.loads(done.stdout).items():
                     row = {"model": name, "instruction_set": limit or here, "batch_size": batch_size}
                     row |= {way: f"{speed:.1f}" for way, speed in speeds.items()}

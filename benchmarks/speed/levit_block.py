@@ -9,6 +9,7 @@ here and in the paper (one core of a Xeon E5-2698). Needs a quiet machine.
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import sys
 import time
@@ -26,7 +27,7 @@ from benchmarks.common.records import write_csv
 from weft.processor import processor_class
 
 FILE = Path(__file__).with_name("levit_block.csv")
-TOKENS, CALLS, ROUNDS = 196, 20, 50
+TOKENS, CALLS = 196, 20
 PAPER: dict[str, tuple[int | None, int]] = {  # microseconds: DeiT-tiny, LeViT-256
     "LayerNorm": (49, None),
     "queries and keys": (299, 275),
@@ -69,12 +70,15 @@ def parts_of(
 
 def main() -> None:
     """Measure every part, and write the file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=50)
+    rounds = parser.parse_args().rounds
     torch.manual_seed(0)
     torch.set_num_threads(1)
     blocks = {"DeiT-tiny": parts_of(192, 3, 64, 64, 768, False), "LeViT-256": parts_of(256, 4, 32, 64, 512, True)}
     times: dict[tuple[str, str], list[float]] = {(name, part): [] for name, parts in blocks.items() for part in parts}
     with torch.inference_mode():
-        for turn in range(ROUNDS + 1):
+        for turn in range(rounds + 1):
             for (name, part), values in times.items():
                 begun = time.perf_counter()
                 for _ in range(CALLS):

@@ -35,7 +35,7 @@ from weft.deploy.graphs import write_graph
 from weft.processor import has_bf16, processor_class
 
 MODELS = ("levit_256", "cvt_13", "ceit_tiny_patch16_224")
-BATCH, SIDE, RUNS = 16, 224, 5
+SIDE, RUNS = 224, 5
 KINDS = {  # kind of operation: parts of the lower-case names of its operations; the first match counts
     "attention, fused": ("scaled_dot_product", "scaleddotproduct"),
     "depthwise convolutions": ("groupconvolution",),  # torch's profiler does not separate them from others
@@ -132,9 +132,9 @@ def forward_pass(network: nn.Module, precision: str, images: torch.Tensor) -> Ca
     return call
 
 
-def measure(name: str) -> Iterator[dict[str, Any]]:
+def measure(name: str, batch_size: int) -> Iterator[dict[str, Any]]:
     """Yield the rows of a model and of its peer."""
-    images = torch.randn(BATCH, 3, SIDE, SIDE)
+    images = torch.randn(batch_size, 3, SIDE, SIDE)
     for precision in ("fp32", "bf16") if has_bf16() else ("fp32",):
         for is_peer in (False, True):
 
@@ -170,10 +170,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--models", nargs="+", default=MODELS)
+    parser.add_argument("--batch-size", type=int, default=16)
     args = parser.parse_args()
     file = args.out / "shares.csv"
     for name in args.models:
-        rows = [{"processor_class": processor_class(), **row} for row in measure(name)]
+        rows = [{"processor_class": processor_class(), **row} for row in measure(name, args.batch_size)]
         for row in rows:
             print(*row.values(), sep="  ", flush=True)
         replace_rows(file, rows, ("processor_class", "model"))

@@ -16,6 +16,7 @@ import statistics
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -44,17 +45,18 @@ RECIPES = (
     ("small_folder", "levit_128s"),
 )
 PRECISIONS = ("fp32", "bf16")
-ROUNDS = 5
 
 
-def steps() -> None:
+def steps(rounds: int, only: str) -> None:
     """Time a training step of each recipe in both precisions."""
     rows = [row for row in read_csv(HERE / "precision_steps.csv") if row["processor_class"] != processor_class()]
     for name, model in RECIPES:
+        if only not in name:
+            continue
         recipe = dataclasses.replace(load_recipe(name), model=model, pretrained=False, start_from=None)
         assert isinstance(recipe.batch_size, int)
         seconds: dict[str, list[float]] = {precision: [] for precision in PRECISIONS}
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             for precision in PRECISIONS:
                 runtime = Runtime.of("cpu", precision)
                 seconds[precision].append(time_step(recipe, recipe.batch_size, 10, runtime))
@@ -76,18 +78,20 @@ def steps() -> None:
         write_csv(HERE / "precision_steps.csv", rows)
 
 
-def accuracy(sources: list[str], seeds: int) -> None:
+def accuracy(sources: list[str], seeds: int, limit: int | None) -> None:
     """Train with both precisions and several seeds."""
     file = HERE / "precision_accuracy.csv"
     names = {source: "digits" if source == "digits" else Path(source).parent.name for source in sources}
     rows = [row for row in read_csv(file) if row["data"] not in names.values()]
     for source in sources:
-        more = {} if source == "digits" else {"recipe": "small_images", "epochs": 4, "limit": 10_000}
+        more: dict[str, Any] = {"limit": limit}
+        if source != "digits":
+            more = {"recipe": "small_images", "epochs": 4, "limit": limit or 10_000}
         for seed in range(seeds):
             for precision in PRECISIONS:
                 with tempfile.TemporaryDirectory() as folder:
                     out = Path(folder) / "run"
-                    result = train(source, precision=precision, seed=seed, out=out, quiet=True, **more)  # type: ignore[arg-type]
+                    result = train(source, precision=precision, seed=seed, out=out, quiet=True, **more)
                     last = read_metrics(out / "metrics.csv")[-1]
                 row = {
                     "data": names[source],
@@ -108,8 +112,11 @@ if __name__ == "__main__":
     parser.add_argument("part", choices=["steps", "accuracy"])
     parser.add_argument("sources", nargs="*")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--limit", type=int, help="number of images for `accuracy`")
+    parser.add_argument("--rounds", type=int, default=5, help="of `steps`")
+    parser.add_argument("--only", default="", help="time only the recipes whose name contains this")
     args = parser.parse_args()
     if args.part == "steps":
-        steps()
+        steps(args.rounds, args.only)
     else:
-        accuracy(args.sources, args.seeds)
+        accuracy(args.sources, args.seeds, args.limit)

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from benchmarks.deploy import cold_start
 from benchmarks.deploy.cold_start import measure, run
 
 from weft.errors import UsageError
@@ -35,9 +34,8 @@ def test_links_need_no_space(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_deployments_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cold_start, "ROUNDS", 1)
-    rows = measure(["levit_nano_32"], [("folded", "fp32"), ("onnx", "fp32")])
+def test_deployments_are_measured() -> None:
+    rows = measure(["levit_nano_32"], [("folded", "fp32"), ("onnx", "fp32")], rounds=1)
     folded, onnx = ({key: float(row[key]) for key in ("cold_start_s", "peak_mb", "disk_mb")} for row in rows)
     assert 30 < onnx["peak_mb"] < folded["peak_mb"] < 3000  # torch is imported for the latter alone
     assert 0.1 < onnx["cold_start_s"] < folded["cold_start_s"]

@@ -160,19 +160,17 @@ def test_exports_are_refused(tmp_path: Path, colours: Path) -> None:
             call()
 
 
-def test_similar_images_are_ranked_by_cosine(model: Path, colours: Path, tmp_path: Path, capsys) -> None:
+def test_similar_images_are_ranked_by_cosine(model: Path, colours: Path, capsys) -> None:
     query = colours / "red" / "00.png"
     features = embed(model, colours, normalize=True, quiet=True)
     unit = features.features.astype(np.float64)
     cosine = unit @ unit[features.images.index(str(query))]
     best = [features.images[i] for i in np.argsort(-cosine) if features.images[i] != str(query)]
-    arguments = [str(query), str(colours), "--top-k", "5", "--json", "--quiet", "--out", str(tmp_path / "report")]
+    arguments = [str(query), str(colours), "--top-k", "5", "--json", "--quiet"]
     assert main(["similar", str(model), *arguments]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert {row["image"] for row in rows[:4]} <= set(best[:6])
     np.testing.assert_allclose([row["similarity"] for row in rows], np.sort(cosine)[::-1][1:6], atol=1e-6)
-    page = (tmp_path / "report" / "report.html").read_text()
-    assert all(Path(path).name in page for path in (row["image"] for row in rows))
 
 
 def test_a_copy_of_the_query_is_the_most_similar(model: Path, colours: Path, tmp_path: Path) -> None:

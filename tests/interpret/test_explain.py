@@ -174,40 +174,55 @@ class Laid(nn.Module):
     Args:
         layout: of the output of `body`, and of what follows.
         pool: the mean over all places predicts, or with 'token' the first token, which sees the others in `mix`.
-        is_own: the network tells where its tokens are, as timm's do.
+        own: the network lays its levels out as maps itself, as timm's do; or it has no such function; or that
+            function returns other values than those of the levels.
     """
 
-    def __init__(self, layout: str, *, pool: str = "avg", prefix: int = 0, is_own: bool = True) -> None:
+    def __init__(self, layout: str, *, pool: str = "avg", prefix: int = 0, own: str = "yes") -> None:
         super().__init__()
-        self.layout, self.pool, self.num_prefix_tokens = layout, pool, prefix
+        self.layout, self.pool, self.num_prefix_tokens, self.own = layout, pool, prefix, own
         self.embed, self.body, self.mix, self.head = (
             nn.Conv2d(3, 8, 16, 16),
             nn.Identity(),
             nn.Identity(),
             nn.Linear(8, 4),
         )
-        self.output_fmt = "NHWC" if layout == "channels last" else "NCHW"
         self.feature_info = [{"module": "body"}, {"module": "mix"}]
-        if is_own:
+        if own != "no":
             self.forward_intermediates = self._maps
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
+        values = self._levels(image)[1]
+        if self.layout in ("channels first", "channels last"):
+            return self.head(values.mean(dim=(2, 3) if self.layout == "channels first" else (1, 2)))
+        return self.head(values[:, 0] if self.pool == "token" else values[:, self.num_prefix_tokens :].mean(dim=1))
+
+    def _levels(self, image: torch.Tensor) -> list[torch.Tensor]:
         fmap = self.embed(image)
         if self.layout == "channels first":
-            return self.head(self.mix(self.body(fmap)).mean(dim=(2, 3)))
-        if self.layout == "channels last":
-            return self.head(self.mix(self.body(fmap.permute(0, 2, 3, 1))).mean(dim=(1, 2)))
-        rows = fmap.transpose(2, 3) if self.layout == "columns" else fmap
-        tokens = rows.flatten(2).transpose(1, 2)
-        tokens = torch.cat([torch.ones(len(image), self.num_prefix_tokens, 8), tokens], dim=1)
-        tokens = self.body(tokens)
+            body = self.body(fmap)
+        elif self.layout == "channels last":
+            body = self.body(fmap.permute(0, 2, 3, 1))
+        else:
+            rows = fmap.transpose(2, 3) if self.layout == "columns" else fmap
+            tokens = rows.flatten(2).transpose(1, 2)
+            body = self.body(torch.cat([torch.ones(len(image), self.num_prefix_tokens, 8), tokens], dim=1))
+        mixed = body
         if self.pool == "token":
-            tokens = torch.cat([tokens[:, self.num_prefix_tokens :].mean(dim=1, keepdim=True), tokens[:, 1:]], dim=1)
-            return self.head(self.mix(tokens)[:, 0])
-        return self.head(self.mix(tokens)[:, self.num_prefix_tokens :].mean(dim=1))
+            mixed = torch.cat([body[:, self.num_prefix_tokens :].mean(dim=1, keepdim=True), body[:, 1:]], dim=1)
+        return [body, self.mix(mixed)]
 
-    def _maps(self, image: torch.Tensor, intermediates_only: bool) -> list[torch.Tensor]:
-        return [self.embed(image)]
+    def _maps(self, image: torch.Tensor, indices: list[int], intermediates_only: bool) -> list[torch.Tensor]:
+        values = self._levels(image)[indices[0]]
+        if self.own == "other values":
+            values = values.softmax(dim=-1)
+        if self.layout in ("channels first", "channels last"):
+            return [values if self.layout == "channels first" else values.permute(0, 3, 1, 2)]
+        rows, columns = (side // 16 for side in image.shape[2:])
+        tokens = values[:, self.num_prefix_tokens :].transpose(1, 2)
+        if self.layout == "columns":
+            return [tokens.unflatten(2, (columns, rows)).transpose(2, 3)]
+        return [tokens.unflatten(2, (rows, columns))]
 
 
 @pytest.mark.parametrize("size", [(64, 64), (64, 96), (48, 16)])
@@ -221,6 +236,7 @@ class Laid(nn.Module):
         ("rows", {"prefix": 5}),
         ("rows", {"prefix": 1, "pool": "token"}),
         ("rows", {"prefix": 5, "pool": "token"}),
+        ("columns", {"prefix": 1}),
     ],
 )
 def test_the_map_of_a_network_is_the_same_in_every_layout(layout, options, size):
@@ -236,10 +252,17 @@ def test_the_map_of_a_network_is_the_same_in_every_layout(layout, options, size)
     torch.testing.assert_close(cam, (gradient * expected.embed(x)).sum(dim=1).relu().detach())
 
 
-@pytest.mark.parametrize("options", [{"layout": "columns"}, {"layout": "rows", "is_own": False}])
-def test_tokens_of_an_unknown_order_are_refused(options):
+@pytest.mark.parametrize("own", ["no", "other values"])
+def test_tokens_of_an_unknown_order_are_refused(own):
     with pytest.raises(UsageError, match=r"for 64x96 images the last of its feature levels has the shape \(1, 24, 8\)"):
-        gradcam.grad_cam(Laid(**options), torch.randn(1, 3, 64, 96), 0)
+        gradcam.grad_cam(Laid("rows", own=own), torch.randn(1, 3, 64, 96), 0)
+
+
+def test_a_map_needs_no_function_of_the_network():
+    expected, model = Laid("channels first"), Laid("channels first", own="no")
+    model.load_state_dict(expected.state_dict())
+    x = torch.randn(1, 3, 64, 96)
+    torch.testing.assert_close(gradcam.grad_cam(model, x, 0), gradcam.grad_cam(expected, x, 0))
 
 
 def test_frozen_layers_and_a_classifier_of_zeros_have_a_map():
@@ -385,6 +408,17 @@ def test_two_threads_explain_one_model():
         assert explanation.rollout is not None
         np.testing.assert_array_equal(explanation.rollout, alone[i % 8].rollout)
         assert explanation.attention.keys() == alone[i % 8].attention.keys()
+
+
+@pytest.mark.parametrize("model", [lively("ceit_nano_32", num_classes=5), Laid("rows", prefix=1, pool="token")])
+def test_two_threads_compute_grad_cam_of_one_model(model):
+    model.eval()
+    photos = [torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(seed)) for seed in range(8)]
+    alone = [gradcam.grad_cam(model, image, 1) for image in photos]
+    with ThreadPoolExecutor(2) as pool:
+        together = list(pool.map(lambda image: gradcam.grad_cam(model, image, 1), photos * 3))
+    for i, cam in enumerate(together):
+        assert torch.equal(cam, alone[i % 8])
 
 
 def test_one_forward_pass_without_grad_cam():

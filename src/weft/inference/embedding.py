@@ -21,7 +21,7 @@ from weft.inference.inputs import image_files, settings_of
 from weft.inference.prediction import prepared_batches
 from weft.inference.predictor import NonFiniteError, Predictor
 from weft.notebook import described
-from weft.progress import Work, obeys_quiet, quietly, say
+from weft.progress import Work, obeys_quiet, say
 from weft.recipes import Recipe
 from weft.text import printable
 
@@ -151,21 +151,21 @@ def similar(
             f"The query must be an image file; {printable(str(query))} is a folder. Pass one of its images."
         )
     predictor = feature_predictor(run, settings)
-    with quietly():
-        wanted = read_files(predictor, [str(query)], 1)
-    if wanted.errors:
-        raise DataError(f"The query must be an image. {wanted.errors[0][1]}")
+    try:
+        predictor.prepare(Path(query))
+    except BadImage as error:
+        raise DataError(f"The query must be an image. {error}") from error
     files = {os.path.abspath(path): path for path in image_files(images)}  # an image of two folders is found once
     others = [path for path in files.values() if not _is_same_file(path, query)][: settings.data.limit]
-    searched = read_files(predictor, others, int(settings.batch_size))
-    if not searched.images:
-        first = f" The first: {searched.errors[0][1]}" if searched.errors else ""
+    read = read_files(predictor, [str(query), *others], int(settings.batch_size))
+    if len(read.images) < 2:
+        first = f" The first: {read.errors[0][1]}" if read.errors else ""
         raise DataError(f"At least one image besides the query must be readable; got none.{first}")
-    others_unit, wanted_unit = (unit_length(item.features.astype(np.float64)) for item in (searched, wanted))
-    similarity = others_unit @ wanted_unit[0]
+    wanted, *searched = unit_length(read.features.astype(np.float64))
+    similarity = np.array(searched) @ wanted
     order = np.argsort(-similarity, kind="stable")[:top_k]
-    result = [SimilarImage(searched.images[i], float(np.clip(similarity[i], -1, 1))) for i in order]
-    return result, searched.errors
+    result = [SimilarImage(read.images[1 + i], float(np.clip(similarity[i], -1, 1))) for i in order]
+    return result, read.errors
 
 
 def feature_predictor(run: str | Path, settings: Recipe) -> Predictor:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 
@@ -19,19 +18,21 @@ from weft.inference.inputs import class_number, image_files, settings_of
 from weft.inference.predictor import Predictor
 from weft.interpret import Explanation, explain
 from weft.interpret.explaining import check_explainable
-from weft.interpret.overlay import overlaid
 from weft.notebook import ImageList, described
 from weft.progress import Work, obeys_quiet, say
 from weft.system import file_name
 from weft.text import printable
 
 INDEX = "explanations.json"
-MAPS = {"rollout": "attention rollout", "grad_cam": "Grad-CAM"}  # name in the .npz file -> caption
+MAX_KEPT = 1_000  # explanations with their images in memory
 
 
 @dataclass(frozen=True)
 class FileExplanation:
-    """Explanation of one image file: predicted class, its probability, the files written to `folder`; or an error."""
+    """Explanation of one image file: predicted class, its probability, the files written to `folder`; or an error.
+
+    `explanation` has the arrays; after the first 1,000 images it is None, and only the files have them.
+    """
 
     image: str
     label: str | None = None
@@ -40,10 +41,11 @@ class FileExplanation:
     arrays: str | None = None
     error: str | None = None
     folder: Path = Path()
+    explanation: Explanation | None = field(default=None, compare=False)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the dictionary that `--json` prints."""
-        return {name: value for name, value in vars(self).items() if name != "folder"}
+        return {name: value for name, value in vars(self).items() if name not in ("folder", "explanation")}
 
     def __repr__(self) -> str:
         """Return the main values in one line."""
@@ -58,18 +60,9 @@ class FileExplanation:
 
     def card(self) -> markup.Card:
         """Return the image, and the image under its maps, for a gallery."""
-        if self.error is not None or self.arrays is None or self.probability is None:
-            return markup.Card([], [str(self.error)], self.image)
-        lines = [f"{self.label}, {100 * self.probability:.1f} %"]
-        try:
-            with np.load(self.folder / self.arrays) as arrays:
-                image = arrays["picture"]
-                maps = {name: overlaid(image, arrays[key]) for key, name in MAPS.items() if key in arrays}
-        except (EOFError, OSError, ValueError, KeyError, BadZipFile):  # deleted or damaged since
-            return markup.Card([], [*lines, f"{self.folder / self.arrays} can no longer be read"], self.image)
-        images = [(*markup.encoded(pixels), name) for name, pixels in {"image": image, **maps}.items()]
-        caption = ", ".join(["image", *maps])
-        return markup.Card(images, [*lines, caption], self.image, min(image.shape[:2]) <= markup.SMALL)
+        if self.explanation is None:
+            return markup.Card([], [self.error or f"{self.label}: {self.folder / str(self.panel)}"], self.image)
+        return self.explanation.card(str(self.label), self.image)
 
 
 @obeys_quiet
@@ -141,7 +134,9 @@ def explain_run(
             _write(folder / stem, explanation, names, printable(Path(path).name))
             share = float(explanation.probabilities[explanation.label])
             files = f"{stem}.png", f"{stem}.npz"
-            results.append(FileExplanation(printable(path), names[explanation.label], share, *files, folder=Path(out)))
+            kept = explanation if len(results) < MAX_KEPT else None
+            row = FileExplanation(printable(path), names[explanation.label], share, *files, None, Path(out), kept)
+            results.append(row)
         write_file(folder / INDEX, json.dumps([row.as_dict() for row in results], indent=2) + "\n")
     return results
 

@@ -12,7 +12,6 @@ import hashlib
 import importlib.metadata
 import itertools
 import json
-import re
 import sqlite3
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -37,7 +36,6 @@ FILE = "features.sqlite3"  # in the cache directory
 LOCKED_SECONDS = 30.0  # to wait for another process that writes
 PENDING = 1_000  # new features in memory, which are written in one transaction
 SHOWN = ("num_classes", "in_chans", "img_size", "global_pool")  # arguments that weights, `input_size` or the pool show
-NO_EFFECT = re.compile(r"drop(_\w+)?_rate$")  # of dropout and drop path, which are off in evaluation mode
 CODE = {"torch", "timm", "weft"}  # packages whose code their versions identify
 
 
@@ -214,7 +212,11 @@ def network_key(network: nn.Module, runtime: Runtime) -> str | None:
     has_own_code = not code <= CODE or plugin_of(network) is not None or getattr(network, "is_own_module", False)
     if name is None or arguments is None or has_own_code:
         return None
-    kept = {key: value for key, value in arguments.items() if key not in SHOWN and not NO_EFFECT.search(key)}
+    kept = {
+        key: value
+        for key, value in arguments.items()
+        if key not in SHOWN and not ("drop" in key and key.endswith("_rate"))  # dropout is off in evaluation mode
+    }
     versions = [__version__, importlib.metadata.version("timm"), torch.__version__]
     pool = repr(getattr(network, "global_pool", None))
     parts = [name, kept, pool, cfg.get("input_size"), runtime.device.type, runtime.precision, versions]

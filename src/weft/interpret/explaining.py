@@ -63,18 +63,23 @@ class Explanation:
         return described("Explanation", values)
 
     def _repr_html_(self) -> str:
-        """Return the image, and the image under its maps."""
-        caption = f"class {self.label}, {100 * self.probabilities[self.label]:.1f} %"
-        images = [(caption, self.image)]
-        saliency, rollout = self.saliency, self.rollout
-        if saliency is not None and rollout is not None and np.array_equal(saliency, rollout):
-            saliency = None  # without a class token they are the same map
-        for name, fmap in (("attention", saliency), ("attention rollout", rollout), ("Grad-CAM", self.grad_cam)):
-            if fmap is not None:
-                images.append((name, overlaid(self.image, fmap)))
+        return markup.fragment(markup.gallery([self.card(f"class {self.label}")]))
+
+    def card(self, label: str, name: str = "") -> markup.Card:
+        """Return the image, and the image under its maps, for a gallery.
+
+        Args:
+            label: the class.
+            name: file name of the image.
+        """
+        maps = {"attention": self.saliency, "attention rollout": self.rollout, "Grad-CAM": self.grad_cam}
+        if self.saliency is not None and self.rollout is not None and np.array_equal(self.saliency, self.rollout):
+            del maps["attention"]  # without a class token they are the same map
+        images = {"image": self.image}
+        images |= {caption: overlaid(self.image, fmap) for caption, fmap in maps.items() if fmap is not None}
+        lines = [f"{label}, {100 * self.probabilities[self.label]:.1f} %", ", ".join(images)]
         is_small = min(self.image.shape[:2]) <= markup.SMALL
-        cards = [markup.Card([(*markup.encoded(image), name)], [name], is_small=is_small) for name, image in images]
-        return markup.fragment(markup.gallery(cards))
+        return markup.Card([(*markup.encoded(pixels), text) for text, pixels in images.items()], lines, name, is_small)
 
 
 def explain(

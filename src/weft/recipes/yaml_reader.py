@@ -199,7 +199,7 @@ def check_fields(values: Any) -> None:
             adapter(hint).validate_python(value, strict=typing.get_origin(hint) is not tuple)  # a list will do
         except ValidationError:
             required = typing.get_args(hint)[0] if type(None) in typing.get_args(hint) else hint
-            raise UsageError(f"{name} must {_rule(required)}; got {shown(value)}.") from None
+            raise UsageError(f"{name} must {rule_of(required)}; got {shown(value)}.") from None
 
 
 @functools.cache

@@ -19,7 +19,8 @@ from weft.checkpoints import load_model_dir, save_model_dir
 from weft.data.order import epochs_of
 from weft.files import writing
 from weft.inference.inputs import name_of
-from weft.inference.metrics import Evaluation, measure
+from weft.inference.measurement import measure
+from weft.inference.metrics import Evaluation
 from weft.inference.torch_model import infer
 from weft.models.contract import evaluation_mode
 from weft.progress import say

@@ -226,7 +226,7 @@ def test_the_command_line_rejects(run: Path, photos: Path, capsys: pytest.Captur
     assert "Predictions with a probability below" in printed.err
     assert all(row["rejected"] in (True, False) for row in json.loads(printed.out))
     assert main(["predict", str(run), *images, "--csv", "--reject-at-error", "99"]) == 0
-    assert capsys.readouterr().out.splitlines()[0] == "image,rank,class,probability,rejected"
+    assert capsys.readouterr().out.splitlines()[0] == "image,rank,class,probability,unknown,rejected"
     assert main(["evaluate", str(run), str(photos), "--reject-at-error", "99%"]) == 0
     assert "accepted: 12 of 12 images (100.0 %)" in capsys.readouterr().out
     assert 0 < threshold <= 1

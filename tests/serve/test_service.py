@@ -538,7 +538,6 @@ def test_the_description_names_every_way_in(model_dir: Path) -> None:
 
 
 def test_a_model_without_class_names_answers_in_numbers(tmp_path: Path) -> None:
-    from weft.checkpoints import save_model_dir
 
     save_model_dir(lively("ceit_nano_32", num_classes=3), tmp_path / "model")
 
@@ -925,21 +924,6 @@ def test_a_service_stops_while_it_loads_a_model(model_dir: Path, monkeypatch: py
     assert time.monotonic() - begun < 40
     assert services[0].is_loading
     go.set()
-
-
-def test_class_names_that_are_no_text(tmp_path: Path) -> None:
-    """Linux allows any bytes in the name of a folder."""
-    names = ["caf\udce9", "b", "c", "d"]
-    save_model_dir(lively("levit_nano_32", num_classes=4), tmp_path / "model", label_names=names)
-
-    async def body(client: httpx2.AsyncClient) -> None:
-        response = await client.post("/predict", content=picture(0), headers={"content-type": "image/png"})
-        assert response.status_code == 200
-        assert {one["class"] for one in response.json()["answers"][0]["top"]} == set(names)
-        model = await client.get("/model")
-        assert (model.status_code, model.json()["classes"]) == (200, names)
-
-    with_client(body, tmp_path / "model", max_batch=1)
 
 
 def test_no_process_for_decoding_can_be_started(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

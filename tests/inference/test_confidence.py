@@ -266,7 +266,8 @@ def test_a_resumed_run_has_the_same_calibration(run: Path, photos: Path, tmp_pat
 
 
 def test_the_service_rejects(run: Path, photos: Path) -> None:
-    from weft.serve.app import _image_json, load_predictor
+    from weft.serve.app import _image_json
+    from weft.serve.service import load_predictor
     from weft.serve.settings import Settings
 
     predictor = load_predictor(Settings(run=str(run), reject_at_error=0.99))
@@ -274,5 +275,7 @@ def test_the_service_rejects(run: Path, photos: Path) -> None:
     fields = _image_json(predictor, "x", image, 3, 0.99)
     assert fields["rejected"] == (fields["top"][0]["probability"] < predictor.reject_at(0.99).threshold)
     assert "rejected" not in _image_json(predictor, "x", image, 3, None)
-    with pytest.raises(UsageError, match=r"reject_at_error must be a share of errors from 0 to below 1; got 1\.5"):
-        load_predictor(Settings(run=str(run), reject_at_error=1.5))
+    with pytest.raises(UsageError, match=r"reject_at_error must be a number at least 0 and at most 1; got 1\.5"):
+        Settings(run=str(run), reject_at_error=1.5)
+    with pytest.raises(UsageError, match=r"reject_at_error must be a share of errors from 0 to below 1; got 1\."):
+        load_predictor(Settings(run=str(run), reject_at_error=1.0))

@@ -336,7 +336,7 @@ def test_an_export_has_the_names_and_matches_them(tmp_path: Path) -> None:
 
 def test_a_service_of_a_public_model() -> None:
     pytest.importorskip("fastapi")
-    from weft.serve.app import load_predictor
+    from weft.serve.service import load_predictor
     from weft.serve.settings import Settings
 
     predictor = load_predictor(Settings(run=SMALL, max_batch=2))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
+import pickle
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +20,7 @@ from weft.checkpoints.config import read_config
 from weft.cli import main
 from weft.data import SplitPlan, open_data, open_image
 from weft.data.prepare import prepare_data
-from weft.data.preprocessing import Pixels, Preprocessing
+from weft.data.preprocessing import Pixels
 from weft.deploy.opening import Export
 from weft.errors import CheckpointError, UsageError
 from weft.inference import Predictor, evaluate, predict
@@ -66,8 +66,7 @@ def test_every_way_to_open_an_image_gives_the_same_pixels(scans: Path, model: Pa
     graph: Any = SimpleNamespace(has_features=False)
     artefact = {"input": (3, 32, 32), "format": "onnx", "precision": "fp32"}
     export = Export(graph, {**read_config(model), "artefact": artefact})
-    sent = json.loads(json.dumps(dataclasses.asdict(predictor.preprocessing)))  # to a decoder of the service
-    crop = Preprocessing(**{key: decoding._tuple(value) for key, value in sent.items()})
+    crop = pickle.loads(pickle.dumps(predictor.preprocessing))  # as it is sent to a decoder of the service
     for tensor, key in zip(tensors, source.keys, strict=True):
         pixels = predictor.prepare(scans / key)
         values = np.asarray(Image.open(scans / key)).astype(float) * 255 / WHITE

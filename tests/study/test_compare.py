@@ -194,7 +194,7 @@ def test_a_comparison_from_one_end_to_the_other(tmp_path, monkeypatch):
 
 
 def speed_row(model: str, way: str, precision: str, batch_size: int, ms: float) -> SpeedRow:
-    return SpeedRow(model, way, precision, "cpu", batch_size, ms, ms, 1000 * batch_size / ms, 1.0, None, 9, 1)
+    return SpeedRow(model, way, precision, "cpu", batch_size, ms, ms, 1000 * batch_size / ms, 1.0, 300.0, None, 9, 1)
 
 
 @pytest.mark.parametrize("precisions", [("fp32",), ("fp32", "bf16")])

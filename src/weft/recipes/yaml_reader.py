@@ -187,6 +187,21 @@ class Document:
         raise self.error(key, f"{key or self.what} must {rule_of(hint)}; got {shown(entries[key].value)}.")
 
 
+def check_fields(values: Any) -> None:
+    """Check the fields of a dataclass that Python code filled, by their types.
+
+    Raises:
+        UsageError: a value has the wrong type or range; the first in the order of the fields.
+    """
+    for name, hint in typing.get_type_hints(type(values), include_extras=True).items():
+        value = getattr(values, name)
+        try:
+            adapter(hint).validate_python(value, strict=typing.get_origin(hint) is not tuple)  # a list will do
+        except ValidationError:
+            required = typing.get_args(hint)[0] if type(None) in typing.get_args(hint) else hint
+            raise UsageError(f"{name} must {rule_of(required)}; got {shown(value)}.") from None
+
+
 @functools.cache
 def adapter(schema: type[T]) -> TypeAdapter[T]:
     """Return the validator of a dataclass."""

@@ -185,7 +185,7 @@ def test_weights_that_cannot_classify(name: str, reason: str, tmp_path: Path) ->
     (tmp_path / "cat.png").touch()
     for call in (predict, evaluate):
         with pytest.raises(CheckpointError, match=reason):
-            call(name, tmp_path / "cat.png", quiet=True)
+            call(name, tmp_path, quiet=True)
 
 
 def test_what_a_run_directory_lacks(tmp_path: Path) -> None:

@@ -148,7 +148,8 @@ def info(run: str | Path) -> RunInfo:
     folder, config = run_folder(model), read_config(model)
     recipe = load_recipe(folder / RECIPE) if (folder / RECIPE).is_file() else None
     kind = "export" if "artefact" in config else "model directory" if recipe is None else "run"
-    public = VARIANTS[recipe.model].weights if recipe and recipe.pretrained and recipe.model in VARIANTS else None
+    variant = VARIANTS.get(recipe.model or "") if recipe is not None and recipe.pretrained else None
+    public = None if variant is None else variant.weights
     root = folder if kind == "run" else model
     return RunInfo(
         name=str(run),

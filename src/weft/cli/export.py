@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from weft.cli.options import MODEL, add_common, example, print_json, table, whole
 
 if TYPE_CHECKING:
-    from weft.deploy.choosing import ConsideredExport
+    from weft.deploy.verification import ConsideredExport
 
 HELP = "export a model to ONNX, OpenVINO or torch, and verify its outputs"
 
@@ -19,11 +19,11 @@ weft predict deploy/photos holiday/beach.jpg
 
 weft export runs/photos deploy/photos --format auto --data photos/
 
-auto builds the exports that fit this machine, times them, and keeps the fastest that holds the accuracy (chosen.json).
-Formats: onnx (fp32, fp16, int8), openvino (fp32, fp16, bf16, int8), torch (fp32, fp16, bf16) and aotinductor (fp32,
-bf16); the last two are .pt2 files for use outside weft.
+auto builds the exports that fit this machine and hold the accuracy, and times them. The fastest is used (chosen.json).
+Formats: onnx (fp32, fp16, int8), openvino (fp32, fp16, bf16, int8) and torch (fp32, fp16, bf16), a .pt2 file for use
+outside weft.
 int8 is calibrated on the training images of --data. An export that loses more than --max-drop points of top-1 on the
-held-out images, significantly, is deleted, and the exit code is 7.
+held-out images, and more than one image, is deleted, and the exit code is 7.
 """
 
 
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "weft export RUN OUT [options]"
     parser.add_argument("run", metavar="RUN", help=MODEL)
     parser.add_argument("out", metavar="OUT", help="directory to write, or a file .onnx, .xml or .pt2")
-    formats = ("onnx", "openvino", "torch", "aotinductor", "auto")
+    formats = ("onnx", "openvino", "torch", "auto")
     parser.add_argument("--format", choices=formats, help="export format (default: by the suffix of OUT, else onnx)")
     parser.add_argument(
         "--precision",
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(report.as_dict())
         return 0
-    from weft.deploy.choosing import PACKAGES, precision_note
+    from weft.deploy.formats import PACKAGES, precision_note
     from weft.intervals import accuracy_text
     from weft.processor import bf16_note
 
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
         print(report.drop_text(args.max_drop))
     if not report.candidates:
         if report.format in PACKAGES:
-            text = precision_note(report.format, report.precision, report.time_to_fp32)
+            text = precision_note(report.format, report.precision)
         else:
             text = bf16_note("cpu", report.precision)
         if text is not None:

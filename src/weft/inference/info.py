@@ -31,7 +31,7 @@ CHOICE = "chosen.json"  # of the exports of format auto, with their times
 
 @with_config(extra="ignore")
 class Report(TypedDict):
-    """What is read of the report.json of an export."""
+    """Keys of the report.json of an export that are read."""
 
     images: NotRequired[int]
     top1: NotRequired[float | None]
@@ -39,7 +39,7 @@ class Report(TypedDict):
 
 @with_config(extra="ignore")
 class Times(TypedDict):
-    """What is read of chosen.json: seconds of a batch, by export and batch size."""
+    """Keys of chosen.json that are read: seconds of a batch, by export and batch size."""
 
     seconds: NotRequired[dict[str, dict[int, float]]]
 

@@ -144,7 +144,7 @@ def test_evaluate_scores_real_labels(nameless: Path, tmp_path: Path, capsys: pyt
         out=tmp_path / "out",
     )  # fmt: skip
     assert result.real == (0.0, CLASSES, 0)
-    assert "ReaL top-1" in (tmp_path / "out" / "report.md").read_text()
+    assert "ReaL top-1" in (tmp_path / "out" / "report.html").read_text()
 
 
 def devkit(root: Path, classes: int = 3, train: int = 4, test: int = 2) -> Path:

@@ -31,6 +31,10 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path / "photos"
 
 
+def rows_of(file: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(file.read_text(encoding="utf-8").splitlines()))
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
@@ -38,7 +42,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_a_csv_has_a_row_per_class_of_each_image(model: Path, photos: Path, tmp_path: Path) -> None:
     before = contents(photos)
     result = predict(model, photos, top_k=2, out=tmp_path / "out.csv", quiet=True)
-    rows = list(csv.DictReader((tmp_path / "out.csv").open(newline="")))
+    rows = rows_of(tmp_path / "out.csv")
     good = [row for row in result if row.error is None]
     assert len(rows) == 2 * len(good) == 6
     assert [row["class"] for row in rows] == [name for row in good for name, _ in row.top]
@@ -46,13 +50,13 @@ def test_a_csv_has_a_row_per_class_of_each_image(model: Path, photos: Path, tmp_
     with pytest.raises(UsageError, match="exists"):
         predict(model, photos, out=tmp_path / "out.csv", quiet=True)
     predict(model, photos, top_k=1, out=tmp_path / "out.csv", force=True, quiet=True)
-    assert len(list(csv.DictReader((tmp_path / "out.csv").open(newline="")))) == 3
+    assert len(rows_of(tmp_path / "out.csv")) == 3
 
 
 def test_a_directory_has_a_copy_of_every_image_below_its_class(model: Path, photos: Path, tmp_path: Path) -> None:
     before, out = contents(photos), tmp_path / "out"
     result = predict(model, photos, out=out, quiet=True)
-    rows = list(csv.DictReader((out / "predictions.csv").open(newline="")))
+    rows = rows_of(out / "predictions.csv")
     folders = {"cat": "cat", "dog": "dog", "a/b": "a_b"}
     assert [row["class"] for row in rows] == [row.top[0][0] for row in result if row.error is None]
     for row in rows:

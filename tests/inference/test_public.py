@@ -156,11 +156,12 @@ def test_a_directory_comes_before_a_model_of_the_same_name(tmp_path: Path, capsy
     ("name", "nearest"),
     [("levit_265", "levit_256,"), ("resnet5O", "resnet50,"), ("vit_small_patch14_dinov2.lvd142", r"\.lvd142m\.")],
 )
-def test_a_misspelt_name(name: str, nearest: str) -> None:
+def test_a_misspelt_name(name: str, nearest: str, tmp_path: Path) -> None:
+    (tmp_path / "cat.png").touch()
     with pytest.raises(
         CheckpointError, match=rf"no directory {name}, and .* Nearest names: .*{nearest}.* run directory"
     ):
-        predict(name, "cat.png")
+        predict(name, tmp_path / "cat.png")
 
 
 @pytest.mark.parametrize(
@@ -179,10 +180,11 @@ def test_a_misspelt_name(name: str, nearest: str) -> None:
         ("resnet18", "must be on the hub or in its cache"),
     ],
 )
-def test_weights_that_cannot_classify(name: str, reason: str) -> None:
+def test_weights_that_cannot_classify(name: str, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "cat.png").touch()
     for call in (predict, evaluate):
         with pytest.raises(CheckpointError, match=reason):
-            call(name, "cat.png", quiet=True)
+            call(name, tmp_path, quiet=True)
 
 
 def test_what_a_run_directory_lacks(tmp_path: Path) -> None:

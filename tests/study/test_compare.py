@@ -599,7 +599,7 @@ def test_weights_and_scratch_in_one_comparison(tmp_path, hub):
     assert "since there are no public weights: ceit_nano_32" in found.protocol
     log = (tmp_path / "out" / "runs" / "levit-128s-seed0" / "run" / "recipe.yaml").read_text()
     assert "pretrained: true" in log
-    assert "initial weights" in (tmp_path / "out" / "report.md").read_text()
+    assert "initial weights" in (tmp_path / "out" / "report.html").read_text()
 
 
 def test_seeds_are_compared_with_their_own(tmp_path):

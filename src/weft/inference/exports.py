@@ -55,12 +55,13 @@ def export_run(
     if batch_sizes is not None and format != AUTO:
         raise UsageError("--batch-size belongs to --format auto, which times the exports. Omit it.")
     options = InferenceOptions.of({"limit": limit, "follow_links": follow_links, "max_pixels": max_pixels})
+    if data is not None:
+        check_outside(out, data)
     if not force and Path(out).suffix not in SUFFIXES:
         refuse_taken(Path(out), (), force=False)
     check_model(run)
     if data is not None:
         check_exists(str(data))
-        check_outside(out, data)
     with loading():
         from weft.checkpoints import load_model_dir
         from weft.checkpoints.hub import load_public

@@ -31,7 +31,7 @@ CHOICE = "chosen.json"  # of the exports of format auto, with their times
 
 @with_config(extra="ignore")
 class Report(TypedDict):
-    """What is read of the report.json of an export."""
+    """Keys of the report.json of an export that are read."""
 
     images: NotRequired[int]
     top1: NotRequired[float | None]
@@ -39,7 +39,7 @@ class Report(TypedDict):
 
 @with_config(extra="ignore")
 class Times(TypedDict):
-    """What is read of chosen.json: seconds of a batch, by export and batch size."""
+    """Keys of chosen.json that are read: seconds of a batch, by export and batch size."""
 
     seconds: NotRequired[dict[str, dict[int, float]]]
 
@@ -148,7 +148,8 @@ def info(run: str | Path) -> RunInfo:
     folder, config = run_folder(model), read_config(model)
     recipe = load_recipe(folder / RECIPE) if (folder / RECIPE).is_file() else None
     kind = "export" if "artefact" in config else "model directory" if recipe is None else "run"
-    public = VARIANTS[recipe.model].weights if recipe and recipe.pretrained and recipe.model in VARIANTS else None
+    variant = VARIANTS.get(recipe.model or "") if recipe is not None and recipe.pretrained else None
+    public = None if variant is None else variant.weights
     root = folder if kind == "run" else model
     return RunInfo(
         name=str(run),

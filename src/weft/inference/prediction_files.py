@@ -89,13 +89,13 @@ def write_predictions(out: Path, paths: Sequence[str], predictions: Sequence[Fil
     good = [(path, row) for path, row in zip(paths, predictions, strict=True) if row.error is None]
     header, _ = table_of([row for _, row in good])
     used: set[str] = set()
-    classes = sorted({row.top[0][0] for _, row in good})
-    folders = {name: unused_name(name, used) for name in (UNKNOWN, REJECTED, *classes)}
+    unknown, rejected = unused_name(UNKNOWN, used), unused_name(REJECTED, used)
+    folders = {name: unused_name(name, used) for name in sorted({row.top[0][0] for _, row in good})}
     used_in: defaultdict[str, set[str]] = defaultdict(set)
     rows = []
     with new_directory(out, _owned(out), force=force) as directory:
         for path, row in good:
-            folder = folders[UNKNOWN if row.unknown else REJECTED if row.rejected else row.top[0][0]]
+            folder = unknown if row.unknown else rejected if row.rejected else folders[row.top[0][0]]
             copy = f"{folder}/{unused_name(Path(path).stem, used_in[folder])}{Path(path).suffix}"
             (directory / folder).mkdir(exist_ok=True)
             shutil.copyfile(path, directory / copy)

@@ -13,15 +13,15 @@ from torch.nn import functional as F
 
 from tests.evaluations import evaluation_of
 from weft.inference.conclusions import Training, conclusions
+from weft.inference.measurement import measure
 from weft.inference.metrics import (
     BINS,
     MOST_MISTAKES,
     Evaluation,
-    accuracy_lines,
     class_lines,
     class_scores,
-    measure,
 )
+from weft.inference.torch_model import infer
 from weft.runs.directory import EpochRow
 from weft.runtime import Runtime
 
@@ -29,11 +29,9 @@ CPU = Runtime.of("cpu", "fp32")
 CLASSES = [f"class {number}" for number in range(7)]
 
 
-class Recorded(nn.Module):
-    """A model whose logits are its input."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        return images
+def unchanged(images: Tensor) -> Tensor:
+    """Logits that are the input."""
+    return images
 
 
 def recorded(count: int = 200) -> tuple[Tensor, Tensor]:
@@ -45,7 +43,7 @@ def recorded(count: int = 200) -> tuple[Tensor, Tensor]:
 
 def evaluated(logits: Tensor, labels: Tensor, batch_size: int = 32) -> Evaluation:
     batches = list(zip(logits.split(batch_size), labels.split(batch_size), strict=True))
-    return measure(Recorded(), batches, CLASSES, CPU, key_of="image {}".format, excluded=[("bad.png", "truncated")])
+    return measure(unchanged, batches, CLASSES, CPU, key_of="image {}".format, excluded=[("bad.png", "truncated")])
 
 
 def test_against_scikit_learn() -> None:
@@ -123,7 +121,7 @@ def test_the_most_confident_mistakes_come_first() -> None:
 
 
 def test_two_classes_have_no_top_5() -> None:
-    result = measure(Recorded(), [(torch.eye(2), torch.tensor([0, 0]))], ["a", "b"], CPU)
+    result = measure(unchanged, [(torch.eye(2), torch.tensor([0, 0]))], ["a", "b"], CPU)
     assert (result.top1, result.top5) == (50, 100)
 
 
@@ -134,18 +132,12 @@ def test_excluded_images_are_told_and_not_counted() -> None:
     assert sum(map(sum, found["confusion"])) == 200
 
 
-def test_the_model_is_left_as_it_came() -> None:
-    model = Recorded().train()
-    measure(model, [(torch.eye(2), torch.tensor([0, 1]))], ["a", "b"], CPU)
-    assert model.training
-
-
 def test_two_heads_are_averaged() -> None:
     class Two(nn.Module):
         def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
             return 3 * images, -images
 
-    result = measure(Two(), [(torch.eye(3), torch.arange(3))], ["a", "b", "c"], CPU)
+    result = measure(lambda images: infer(Two(), images, CPU), [(torch.eye(3), torch.arange(3))], ["a", "b", "c"])
     assert result.top1 == 100
 
 
@@ -164,12 +156,12 @@ def test_accuracies_have_their_images_and_interval() -> None:
     assert not result.as_dict()["too_few_images"]
     confusion = 9 * np.eye(10, dtype=int) + np.roll(np.eye(10, dtype=int), 1, axis=0)
     balanced = evaluation_of("abcdefghij", confusion, num_top5=98)
-    assert dict(accuracy_lines(balanced, "held-out images")) == {
+    assert dict(balanced.accuracies("held-out images")) == {
         "top-1": "90.00 % of 100 held-out images (95 % CI 82.6 to 94.5 %)",
         "top-5": "98.00 % of 100 held-out images (95 % CI 93.0 to 99.4 %)",
     }
     few = evaluation_of("abcde", confusion[:5, :5])
-    assert "top-5" not in dict(accuracy_lines(few))  # it is always 100 %
+    assert "top-5" not in dict(few.accuracies())  # it is always 100 %
 
 
 def test_unequal_classes_have_macro_scores() -> None:
@@ -178,4 +170,4 @@ def test_unequal_classes_have_macro_scores() -> None:
     assert result.macro_f1 == pytest.approx((200 * 8 / 17 + 200 / 3) / 2)
     found = result.as_dict()
     assert (found["balanced_accuracy"], found["macro_f1"]) == (result.balanced_accuracy, result.macro_f1)
-    assert dict(accuracy_lines(result))["balanced accuracy"] == "75.00 % (mean recall of the classes)"
+    assert dict(result.accuracies())["balanced accuracy"] == "75.00 % (mean recall of the classes)"

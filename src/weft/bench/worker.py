@@ -15,14 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 from torch import Tensor, nn
 
-from weft.bench.subject import OutOfMemoryError, Subject
+from weft.bench.worker_process import OutOfMemoryError, Subject
 from weft.checkpoints.hub import create_model
+from weft.checkpoints.model_dir import load_model_dir
 from weft.checkpoints.resolve import is_path, model_dir
-from weft.deploy import ExportedModel, fold, open_model
+from weft.deploy import fold
+from weft.deploy.choosing import exports_in
 from weft.deploy.graphs import Cast, write_graph
+from weft.deploy.model import Model
+from weft.deploy.opening import open_export
 from weft.deploy.runtimes import run_file
 from weft.errors import UsageError, WeftError
 from weft.memory import is_out_of_memory, keep_memory, release_memory
@@ -44,15 +49,17 @@ def build(model: str, way: str, precision: str, device: str) -> Subject:
         WeftError: the model is unknown or cannot be loaded, or a package is missing.
     """
     network: Any
+    if is_path(model) and exports_in(folder := model_dir(model)):
+        export = open_export(folder)
+        size = export.info.pretrained_cfg["input_size"]
+        return Subject(_on_tensors(export), export.info.runtime, export.info.precision, device, size)
     if is_path(model):
-        network = open_model(model_dir(model), quiet=True)[0]
+        network = load_model_dir(model_dir(model))[0]
     else:
         torch.manual_seed(0)
         network = with_random_statistics(create_model(model)).eval()
     size = tuple(network.pretrained_cfg["input_size"])
     keep_memory()
-    if isinstance(network, ExportedModel):
-        return Subject(network, network.format, network.precision, device, size)
     return Subject(runnable(network.to(device), way, precision, size), way, precision, device, size)
 
 
@@ -77,12 +84,15 @@ def runnable(model: nn.Module, way: str, precision: str, size: tuple[int, ...]) 
     if way in ("onnx", "openvino"):
         file = Path(tempfile.mkdtemp()) / ("model.onnx" if way == "onnx" else "model.xml")
         write_graph(model, file, way, precision, size, noise(size) if precision == "int8" else ())
-        graph = run_file(file, way, precision)
-        return lambda images: torch.from_numpy(graph(images.numpy()))
+        return _on_tensors(run_file(file, way, precision))
     if precision == "bf16":
         model = Cast(copy.deepcopy(model), torch.bfloat16)
     # compiled for each batch size: with automatic dynamic shapes, the second size would get code for any size
     return torch.compile(model, dynamic=False) if way == "compiled" else model
+
+
+def _on_tensors(export: Model) -> Callable[[Tensor], Tensor]:
+    return lambda images: torch.from_numpy(export.run(images.numpy()).logits)
 
 
 def noise(size: Sequence[int]) -> Iterator[np.ndarray]:
@@ -119,6 +129,15 @@ def logits(subject: Subject, batch_size: int) -> np.ndarray:
     """Return the logits of one call."""
     with torch.inference_mode():
         return subject.call(_images(subject, batch_size)).float().cpu().numpy()
+
+
+def memory(subject: Subject, batch_size: int) -> float:
+    """Return the memory in use after one call, in MB (10^6 bytes): of this process, or the most on the GPU."""
+    images = _images(subject, batch_size)
+    with torch.inference_mode():
+        subject.call(images)
+    on_gpu = subject.device == "cuda"
+    return (torch.cuda.max_memory_allocated() if on_gpu else psutil.Process().memory_info().rss) / 1e6
 
 
 def _images(subject: Subject, batch_size: int) -> Tensor:

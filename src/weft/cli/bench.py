@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 HELP = "measure latency and throughput of models on this machine, in every runtime"
 
-HEADER = ("model", "way", "precision", "batch", "p50 ms", "p95 ms", "images/s", "ratio", "differs")
+HEADER = ("model", "way", "precision", "batch", "p50 ms", "p95 ms", "images/s", "ratio", "MB", "differs")
 
 EXAMPLE = """
 weft bench levit_256 --backends eager folded openvino --precision fp32 bf16
@@ -21,7 +21,7 @@ weft bench runs/photos deploy/photos --batch-size 1 best
 
 All ways take turns on the same images. ratio: throughput relative to the first line with the same batch size. differs:
 largest difference of the logits from the model in fp32, relative to the largest logit (meaningless for int8, which is
-calibrated on noise here).
+calibrated on noise here). MB: memory of the process, or on a GPU the most that it has allocated there.
 """
 
 
@@ -82,5 +82,6 @@ def _cells(row: SpeedRow) -> tuple[str, ...]:
         f"{row.p95_ms:.1f}",
         f"{row.images_per_second:.1f}",
         f"{row.ratio:.2f}",
+        f"{row.memory_mb:.0f}",
         "-" if row.difference is None else f"{row.difference:.1g}",
     )

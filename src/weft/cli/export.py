@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weft.cli.options import MODEL, add_common, example, print_json, table, whole
-from weft.errors import UsageError
 
 if TYPE_CHECKING:
-    from weft.deploy.choosing import ConsideredExport
+    from weft.deploy.verification import ConsideredExport
 
 HELP = "export a model to ONNX, OpenVINO or torch, and verify its outputs"
 
@@ -21,11 +19,11 @@ weft predict deploy/photos holiday/beach.jpg
 
 weft export runs/photos deploy/photos --format auto --data photos/
 
-auto builds the exports that fit this machine, times them, and keeps the fastest that holds the accuracy (chosen.json).
-Formats: onnx (fp32, fp16, int8), openvino (fp32, fp16, bf16, int8), torch (fp32, fp16, bf16) and aotinductor (fp32,
-bf16); the last two are .pt2 files for use outside weft.
+auto builds the exports that fit this machine and hold the accuracy, and times them. The fastest is used (chosen.json).
+Formats: onnx (fp32, fp16, int8), openvino (fp32, fp16, bf16, int8) and torch (fp32, fp16, bf16), a .pt2 file for use
+outside weft.
 int8 is calibrated on the training images of --data. An export that loses more than --max-drop points of top-1 on the
-held-out images, significantly, is deleted, and the exit code is 7.
+held-out images, and more than one image, is deleted, and the exit code is 7.
 """
 
 
@@ -34,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "weft export RUN OUT [options]"
     parser.add_argument("run", metavar="RUN", help=MODEL)
     parser.add_argument("out", metavar="OUT", help="directory to write, or a file .onnx, .xml or .pt2")
-    formats = ("onnx", "openvino", "torch", "aotinductor", "auto")
+    formats = ("onnx", "openvino", "torch", "auto")
     parser.add_argument("--format", choices=formats, help="export format (default: by the suffix of OUT, else onnx)")
     parser.add_argument(
         "--precision",
@@ -61,29 +59,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Export a model, and print the differences from the model."""
-    from weft.checkpoints.resolve import check_model
-    from weft.data.folder import check_outside
-    from weft.data.open import check_exists
-    from weft.deploy.formats import AUTO, SUFFIXES, checked_format
-    from weft.files import refuse_taken
-    from weft.inference.arguments import settings_of
+    from weft.inference.exports import BATCH_SIZES, export_run
+    from weft.progress import say
 
-    checked_format(args.out, args.format, args.precision, args.max_drop, has_data=args.data is not None)
-    if args.batch_size is not None and args.format != AUTO:
-        raise UsageError("--batch-size belongs to --format auto, which times the exports. Omit it.")
-    batch_sizes = [whole("--batch-size", text, 4096) for text in args.batch_size or ("1", "16")]
-    settings_of(None, None, "cpu", None, None, args.limit, args.follow_links, args.max_pixels)
-    if not args.force and Path(args.out).suffix not in SUFFIXES:
-        refuse_taken(Path(args.out), (), force=False)
-    check_model(args.run)
-    if args.data is not None:
-        check_exists(args.data)
-        check_outside(args.out, args.data)
-    from weft.progress import loading, say
-
-    with loading():
-        from weft.inference.exports import export_run
-
+    sizes = None if args.batch_size is None else [whole("--batch-size", text, 4096) for text in args.batch_size]
     report = export_run(
         args.run,
         args.out,
@@ -91,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         precision=args.precision,
         data=args.data,
         max_drop=args.max_drop,
-        batch_sizes=batch_sizes,
+        batch_sizes=sizes,
         limit=args.limit,
         max_pixels=args.max_pixels,
         follow_links=args.follow_links,
@@ -100,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(report.as_dict())
         return 0
-    from weft.deploy.choosing import PACKAGES, precision_note
+    from weft.deploy.formats import PACKAGES, precision_note
     from weft.intervals import accuracy_text
     from weft.processor import bf16_note
 
@@ -115,13 +94,13 @@ def run(args: argparse.Namespace) -> int:
         print(report.drop_text(args.max_drop))
     if not report.candidates:
         if report.format in PACKAGES:
-            text = precision_note(report.format, report.precision, report.time_to_fp32)
+            text = precision_note(report.format, report.precision)
         else:
             text = bf16_note("cpu", report.precision)
         if text is not None:
             say(text)
     if report.candidates:
-        print("\n" + _table(report.candidates, batch_sizes))
+        print("\n" + _table(report.candidates, sizes or BATCH_SIZES))
     return 0
 
 

@@ -44,7 +44,7 @@ napoleon_custom_sections = [("Attributes", "params_style")]  # a list, not one e
 nitpick_ignore_regex = [
     (
         "py:(class|exc|obj)",
-        r"(abc|accelerate|collections|contextlib|fastapi|jaxtyping|nn|np|numpy|pathlib|PIL|safetensors|timm|torch|torchvision|types|typing)\..*",
+        r"(abc|collections|contextlib|fastapi|jaxtyping|nn|np|numpy|pathlib|PIL|safetensors|timm|torch|torchvision|types|typing)\..*",
     ),
     ("py:class", r"Dataset|Sampler|State|Tensor|_\w+"),  # of torch without its module, and an alias
     ("py:class", r"dict\[str|inf"),  # parts of types in docstrings, and of the representation of a range

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]  # for the programs that import `tests`
 
 WITHOUT_POSIX = """
 import builtins, importlib, os, pathlib, pkgutil, signal, sys, types, warnings
-import accelerate, fastapi, matplotlib.pyplot, psutil, sklearn.datasets, timm, torchvision, uvicorn
+import fastapi, matplotlib.pyplot, psutil, sklearn.datasets, timm, torchvision, uvicorn
 from tests.test_system import simulate_windows_locks
 
 simulate_windows_locks(lambda *_: None)  # the module that Windows has

@@ -27,7 +27,7 @@ Item, Result = TypeVar("Item"), TypeVar("Result")
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
-REQUIRED = ("accelerate", "jaxtyping", "pydantic", "safetensors", "timm", "torch", "torchvision", "yaml")
+REQUIRED = ("jaxtyping", "pydantic", "safetensors", "timm", "torch", "torchvision", "yaml")
 SOURCES = ("src", "tests", "benchmarks/common", "benchmarks/gpu/*.py", "benchmarks/training/*.py")
 MACHINE = ("device", "torch", "cuda", "timm", "transformers", "commit", "processor_class", "cores")
 DONE, IN_PROGRESS = "done", "in progress"  # results of cells, besides "partial: ..." and "failed: ..."

@@ -34,7 +34,7 @@ from weft.inference.probabilities import ranked, softmax
 
 ROOT = Path(__file__).parents[2]
 CLASSES = ["cat", "dog", "owl"]
-LACKS = ("torch", "torchvision", "timm", "accelerate", "huggingface_hub", "sklearn", "scipy", "matplotlib")
+LACKS = ("torch", "torchvision", "timm", "huggingface_hub", "sklearn", "scipy", "matplotlib")
 BLOCKED = f"""
 import sys
 

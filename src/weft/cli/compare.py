@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 
-from weft.cli.experiment import add_experiment_options, checked_arguments, show
+from weft.cli.experiment import add_experiment_options, experiment_arguments, show
 from weft.cli.options import add_common, example, whole
 from weft.errors import UsageError
 
@@ -39,20 +39,19 @@ def run(args: argparse.Namespace) -> int:
     """Compare models; print the tables and the recommendation."""
     latency = None if args.max_latency is None else milliseconds("--max-latency", args.max_latency)
     size = None if args.max_size is None else megabytes("--max-size", args.max_size)
-    from weft.models.families import check_name
-    from weft.progress import loading
+    from weft.study import compare
     from weft.train.stop import seconds_of
 
     seeds, budget = whole("--seeds", args.seeds), None if args.budget is None else seconds_of(args.budget, "--budget")
-    arguments = checked_arguments(args, [args.data], args.recipe)
-    with loading():
-        from weft.study import compare
-
-        for name in args.models:
-            check_name(name)
     limits = {"max_latency_ms": latency, "max_megabytes": size}
     result = compare(
-        args.data, models=args.models, budget=budget, seeds=seeds, recipe=args.recipe, **limits, **arguments
+        args.data,
+        models=args.models,
+        budget=budget,
+        seeds=seeds,
+        recipe=args.recipe,
+        **limits,
+        **experiment_arguments(args),
     )
     show(result, as_json=args.json)
     return 0

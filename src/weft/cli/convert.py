@@ -7,7 +7,6 @@ from pathlib import Path
 
 from weft.cli.options import add_common, example, print_json
 from weft.cli.train import setting
-from weft.errors import CheckpointError
 from weft.text import first_few, one_line
 
 HELP = "convert a third-party checkpoint to a weft model directory"
@@ -48,27 +47,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Convert a checkpoint, and print the model."""
-    from weft.files import refuse_taken
-    from weft.models.families import check_name
+    from weft.checkpoints.conversion import convert_checkpoint
     from weft.progress import Work, say
     from weft.recipes import load_recipe
 
     values = [(f"model_args.{key}", value) for key, value in (setting(text) for text in args.set)]
     if args.img_size is not None:
         values.append(("img_size", args.img_size))
-    recipe = load_recipe(None, values)
-    out = Path(args.out)
-    if not args.force:
-        refuse_taken(out, (), force=False)
-    if not Path(args.source).exists():
-        raise CheckpointError(f"The checkpoint must be a file; {args.source} does not exist.")
-    from weft.progress import loading
-
-    with loading():
-        from weft.checkpoints.conversion import convert_checkpoint
-
-        if args.model is not None:
-            check_name(args.model)
+    recipe, out = load_recipe(None, values), Path(args.out)
     with Work("converting"):
         report = convert_checkpoint(
             args.source,

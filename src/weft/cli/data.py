@@ -140,16 +140,12 @@ def _prepare(args: argparse.Namespace) -> int:
 def _review(args: argparse.Namespace) -> int:
     """Print the findings; return 3 if a file cannot be read."""
     from weft.cli.embed import note_unreadable
-    from weft.progress import loading
     from weft.text import printable
+    from weft.train.data_review import review
 
-    data = args.paths[0]
-    _check_review(args, data)
-    with loading():
-        use_threads(args.threads)
-        from weft.train.data_review import review
+    use_threads(args.threads)
     result = review(
-        data,
+        args.paths[0],
         run=args.run,
         out=args.out,
         batch_size=args.batch_size,
@@ -177,24 +173,6 @@ def _review(args: argparse.Namespace) -> int:
         if args.out is not None:
             print(f"report: {args.out}/report.html; train with: {result.command(Path(args.out))}")
     return note_unreadable(result.unreadable)
-
-
-def _check_review(args: argparse.Namespace, data: str) -> None:
-    """Check what can be checked before torch is imported."""
-    from weft.checkpoints.resolve import check_model
-    from weft.data.folder import check_outside
-    from weft.data.open import check_exists
-    from weft.files import refuse_taken
-    from weft.inference.arguments import settings_of
-
-    settings_of(args.batch_size, None, args.device, args.precision, None, None)
-    if args.out is not None:
-        check_outside(args.out, data)
-    if args.out is not None and not args.force:
-        refuse_taken(Path(args.out), (), force=False)
-    if args.run is not None:
-        check_model(args.run)
-    check_exists(data)
 
 
 def _check(args: argparse.Namespace) -> int:

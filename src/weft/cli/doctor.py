@@ -35,7 +35,7 @@ An absent package is optional. Install the packages of an extra, for example: pi
 DEVELOPMENT = ("dev", "docs")  # extras for work on weft itself, which are not listed
 # required packages that an installation without torch lacks (requirements-runtime.txt)
 WITH_TORCH = {
-    *("torch", "torchvision", "timm", "accelerate", "huggingface_hub"),
+    *("torch", "torchvision", "timm", "huggingface_hub"),
     *("scikit-learn", "threadpoolctl", "scipy", "matplotlib"),
 }
 

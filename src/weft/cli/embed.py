@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from weft.cli.options import MODEL, add_common, example, note, print_json, use_threads
 from weft.errors import DataError
@@ -38,18 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compute features, write them, and print their number."""
-    from weft.checkpoints.resolve import check_model
-    from weft.inference.arguments import check_images, feature_files, settings_of
-    from weft.progress import loading
+    use_threads(args.threads)
+    from weft.inference import embed
 
-    settings = args.batch_size, args.img_size, args.device, args.precision, None, args.limit
-    settings_of(*settings, max_pixels=args.max_pixels)
-    feature_files(Path(args.out), args.images, force=args.force)
-    check_model(args.run)
-    check_images(args.images)
-    with loading():
-        use_threads(args.threads)
-        from weft.inference import embed
     result = embed(
         args.run,
         args.images,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weft.cli.options import (
@@ -18,7 +17,6 @@ from weft.cli.options import (
     table,
     use_threads,
 )
-from weft.errors import DataError
 
 if TYPE_CHECKING:
     from weft.inference.metrics import Evaluation
@@ -66,29 +64,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Evaluate a model, and print the result as text, JSON or CSV."""
-    from weft.checkpoints.resolve import check_model, is_path
-    from weft.data.folder import check_outside
-    from weft.data.open import check_exists
-    from weft.files import refuse_taken
-    from weft.inference.arguments import check_outside_images, settings_of
-
     one_format(args)
-    settings = args.batch_size, args.img_size, args.device, args.precision, args.workers, args.limit
-    settings_of(*settings, args.follow_links, args.max_pixels)
-    if args.out is not None:
-        check_outside(args.out, args.data)
-        check_outside_images(args.out, args.unknown_images or ())
-    if args.out is not None and not args.force:
-        refuse_taken(Path(args.out), (), force=False)
-    if args.real_labels is not None and not Path(args.real_labels).exists():
-        raise DataError(f"The ReaL labels '{args.real_labels}' must be a JSON file; there is none.")
-    check_model(args.run)
-    check_exists(args.data)
-    from weft.progress import loading
-
-    with loading():
-        use_threads(args.threads)
-        from weft.train import evaluate
+    use_threads(args.threads)
+    from weft.inference import evaluate
 
     result = evaluate(
         args.run,
@@ -115,6 +93,7 @@ def run(args: argparse.Namespace) -> int:
         print_csv(("class", "images", "precision", "recall", "f1"), result.per_class)
     else:
         from weft.checkpoints.hub import printed_row
+        from weft.checkpoints.resolve import is_path
 
         is_as_reported = not (is_path(args.run) or args.tta or args.limit or args.img_size)
         print(_text(result, printed_row(args.run) if is_as_reported else None))
@@ -122,20 +101,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _text(result: Evaluation, printed: Printed | None) -> str:
-    from weft.inference.metrics import accuracy_lines, confidence_lines, never_predicted_text, percent_text
-    from weft.intervals import accuracy_text, too_few_text
+    from weft.inference.metrics import percent_text
 
-    lines = accuracy_lines(result)
-    if result.real is not None:
-        real = accuracy_text(result.real.top1, result.real.images, "images with a ReaL label")
-        lines.append(("ReaL top-1", f"{real}; {result.real.unlabelled:,} without one"))
+    lines = result.summary()
     if printed is not None and printed.top1 is not None and len(result.classes) == 1000:
         difference = f"{result.top1 - printed.top1:+.2f} percentage points"
         reported = f"{printed.top1:g} % on ImageNet's validation set ({printed.source})"
         lines.append(("reported top-1", f"{reported}; measured here: {difference}"))
-    lines += [("loss", f"{result.loss:.4f}"), *confidence_lines(result)]
-    parts = ["\n".join(f"{name}: {value}" for name, value in lines)]
-    parts += filter(None, (never_predicted_text(result), too_few_text(result.top1, result.count)))
+    parts = ["\n".join(f"{name}: {value}" for name, value in lines), *result.warnings()]
     if result.excluded:
         parts.append(
             f"{len(result.excluded)} excluded from all results:\n"

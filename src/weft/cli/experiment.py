@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weft.cli.options import RUN_OPTIONS, add_common, print_json, run_settings, table, whole
@@ -27,31 +25,11 @@ def add_experiment_options(parser: argparse.ArgumentParser, out: str) -> None:
     add_common(parser, "--out", "--force", "--json", "--quiet", out=f"default: {out}")
 
 
-def checked_arguments(args: argparse.Namespace, places: Iterable[str], recipe: str | None = None) -> dict[str, Any]:
-    """Return the arguments of `compare` and `run_study` of these options, checked as far as that needs no torch.
-
-    Args:
-        args: parsed arguments.
-        places: of the datasets.
-        recipe: base recipe.
-    """
-    from weft.data.folder import check_outside
-    from weft.data.open import check_exists
-    from weft.files import refuse_taken
-    from weft.recipes import load_recipe
-    from weft.study.directory import can_continue
-
+def experiment_arguments(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments of `compare` and `run_study` of these options."""
     threads = None if args.threads is None else whole("--threads", args.threads, MAX_THREADS)
-    jobs, settings = whole("--jobs", args.jobs), run_settings(args)
-    load_recipe(recipe, list(settings.items()))
-    for place in places:
-        check_exists(place)
-        if args.out is not None:
-            check_outside(args.out, place)
-    if args.out is not None and not args.force and not can_continue(Path(args.out)):
-        refuse_taken(Path(args.out), (), force=False)
-    where = {"engine": args.engine, "jobs": jobs, "threads": threads}
-    return {"settings": settings, "out": args.out, "force": args.force, **where}
+    where = {"engine": args.engine, "jobs": whole("--jobs", args.jobs), "threads": threads}
+    return {"settings": run_settings(args), "out": args.out, "force": args.force, **where}
 
 
 def show(result: ExperimentResult, *, as_json: bool) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from weft.cli.options import RUN, add_common, example, note, print_json, table, use_threads
 from weft.errors import DataError, UsageError
@@ -42,21 +41,8 @@ def run(args: argparse.Namespace) -> int:
     """Explain predictions, and print the files."""
     if args.out is None:
         raise UsageError("weft explain needs an output directory; pass --out DIR.")
-    from weft.checkpoints.resolve import check_model
-    from weft.files import refuse_taken
-    from weft.inference.arguments import check_images, check_outside_images, settings_of
-
-    settings_of(None, args.img_size, args.device, None, None, args.limit, max_pixels=args.max_pixels)
-    check_outside_images(args.out, args.images)
-    if not args.force:
-        refuse_taken(Path(args.out), (), force=False)
-    check_model(args.run)
-    check_images(args.images)
-    from weft.progress import loading
-
-    with loading():
-        use_threads(args.threads)
-        from weft.inference.explain_files import explain_run
+    use_threads(args.threads)
+    from weft.inference.explain_files import explain_run
 
     results = explain_run(
         args.run,

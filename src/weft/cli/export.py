@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weft.cli.options import MODEL, add_common, example, print_json, table, whole
-from weft.errors import UsageError
 
 if TYPE_CHECKING:
     from weft.deploy.choosing import ConsideredExport
@@ -61,29 +59,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Export a model, and print the differences from the model."""
-    from weft.checkpoints.resolve import check_model
-    from weft.data.folder import check_outside
-    from weft.data.open import check_exists
-    from weft.deploy.formats import AUTO, SUFFIXES, checked_format
-    from weft.files import refuse_taken
-    from weft.inference.arguments import settings_of
+    from weft.inference.exports import BATCH_SIZES, export_run
+    from weft.progress import say
 
-    checked_format(args.out, args.format, args.precision, args.max_drop, has_data=args.data is not None)
-    if args.batch_size is not None and args.format != AUTO:
-        raise UsageError("--batch-size belongs to --format auto, which times the exports. Omit it.")
-    batch_sizes = [whole("--batch-size", text, 4096) for text in args.batch_size or ("1", "16")]
-    settings_of(None, None, "cpu", None, None, args.limit, args.follow_links, args.max_pixels)
-    if not args.force and Path(args.out).suffix not in SUFFIXES:
-        refuse_taken(Path(args.out), (), force=False)
-    check_model(args.run)
-    if args.data is not None:
-        check_exists(args.data)
-        check_outside(args.out, args.data)
-    from weft.progress import loading, say
-
-    with loading():
-        from weft.inference.exports import export_run
-
+    sizes = None if args.batch_size is None else [whole("--batch-size", text, 4096) for text in args.batch_size]
     report = export_run(
         args.run,
         args.out,
@@ -91,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         precision=args.precision,
         data=args.data,
         max_drop=args.max_drop,
-        batch_sizes=batch_sizes,
+        batch_sizes=sizes,
         limit=args.limit,
         max_pixels=args.max_pixels,
         follow_links=args.follow_links,
@@ -121,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
         if text is not None:
             say(text)
     if report.candidates:
-        print("\n" + _table(report.candidates, batch_sizes))
+        print("\n" + _table(report.candidates, sizes or BATCH_SIZES))
     return 0
 
 

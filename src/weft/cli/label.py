@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from weft.cli.embed import note_unreadable
 from weft.cli.options import MODEL, add_common, example, print_json, table, use_threads
@@ -48,21 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Choose images to label, and print them as text or JSON."""
-    from weft.checkpoints.resolve import check_model
-    from weft.files import refuse_taken
-    from weft.inference.arguments import check_images, check_outside_images, settings_of
-    from weft.progress import loading
+    use_threads(args.threads)
+    from weft.train import label
 
-    settings_of(args.batch_size, None, args.device, args.precision, None, args.limit, max_pixels=args.max_pixels)
-    if args.out is not None:
-        check_outside_images(args.out, args.images)
-    if args.out is not None and not args.force:
-        refuse_taken(Path(args.out), (), force=False)
-    check_model(args.run)
-    check_images(args.images)
-    with loading():
-        use_threads(args.threads)
-        from weft.train import label
     result = label(
         args.run,
         args.images,

@@ -46,28 +46,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", metavar="N", help="use at most N images")
     add_common(parser, "--tta", "--reject-at-error")
     parser.add_argument("--csv", action="store_true", help=f"print CSV, one line per image and class; {NO_FORMULA}")
-    add_common(parser, "--quiet")
+    add_common(parser, "--out", "--force", "--quiet", out="or a file .csv; copies of the images, by class")
     example(parser, EXAMPLE)
 
 
 def run(args: argparse.Namespace) -> int:
     """Classify images, and print the predictions as text, JSON or CSV."""
-    from weft.checkpoints.resolve import check_model
-    from weft.inference.arguments import check_top_k, settings_of
-
     one_format(args)
-    check_top_k(args.top_k)
-    settings = args.batch_size, args.img_size, args.device, args.precision, None, args.limit
-    settings_of(*settings, max_pixels=args.max_pixels)
     reject_at_error = percentage("--reject-at-error", args.reject_at_error)
-    check_model(args.run)
     use_threads(args.threads)
     from weft.inference import predict
-    from weft.inference.prediction import all_missing
+    from weft.inference.prediction_files import table_of
     from weft.progress import say
 
-    # without loading the model, which can take seconds, if there is nothing to classify
-    predictions = all_missing(args.images) or predict(
+    predictions = predict(
         args.run,
         args.images,
         top_k=args.top_k,
@@ -79,16 +71,11 @@ def run(args: argparse.Namespace) -> int:
         max_pixels=args.max_pixels,
         tta=args.tta,
         reject_at_error=reject_at_error,
+        out=args.out,
+        force=args.force,
     )
     good = [prediction for prediction in predictions if prediction.error is None]
-    header: tuple[str, ...] = ("image", "rank", "class", "probability")
-    rejects = args.reject_at_error is not None
-    lines = [
-        (row.image, rank, name, f"{probability:.4f}", *(["yes" if row.rejected else "no"] if rejects else []))
-        for row in good
-        for rank, (name, probability) in enumerate(row.top, start=1)
-    ]
-    header = (*header, "rejected") if rejects else header
+    header, lines = table_of(predictions)
     if args.json:
         print_json([prediction.as_dict() for prediction in predictions])
     elif args.csv:
@@ -100,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     if unknown and not args.json:
         say(
             f"weft: {len(unknown)} of {len(good)} images resemble no training image; perhaps they show none of the"
-            f" classes: {first_few(unknown)}. (--json: unknown)"
+            f" classes: {first_few(unknown)}."
         )
     bad = [prediction for prediction in predictions if prediction.error is not None]
     for prediction in bad:

@@ -33,14 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Upload a model, and print the address of its page."""
-    from weft.checkpoints.resolve import check_model
-
-    check_model(args.run)
-    from weft.progress import loading
-
-    with loading():
-        from weft.runs.hub import model_card
-        from weft.train import push
+    from weft.runs.hub import model_card, push
 
     if args.print_card:
         print(model_card(args.run, args.repo, license=args.license), end="")

@@ -12,7 +12,7 @@ from weft.serve.settings import LARGEST_BATCH, MAX_BATCH, RUNTIMES, TOKEN, Setti
 
 HELP = "serve a model over HTTP: a web page, and /predict for programs"
 
-NEEDS = ("fastapi", "uvicorn", "httptools", "multipart", "prometheus_client")
+NEEDS = ("fastapi", "uvicorn", "multipart", "prometheus_client")
 
 EXAMPLE = """
 weft serve runs/photos
@@ -32,7 +32,7 @@ limit: with --max-pixels 12000000 (12 megapixels), a decoder may use up to 0.4 G
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the verb."""
-    defaults = Settings(run="")
+    defaults = Settings
     parser.add_argument("run", metavar="RUN", help=RUN)
     parser.add_argument("--host", default=defaults.host, help=f"address to listen on (default: {defaults.host})")
     parser.add_argument(

@@ -48,19 +48,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Find similar images, and print them as text, JSON or CSV."""
-    from weft.checkpoints.resolve import check_model
-    from weft.inference.arguments import check_images, check_top_k, settings_of
-    from weft.progress import loading
-
     one_format(args)
-    check_top_k(args.top_k)
-    settings = args.batch_size, args.img_size, args.device, args.precision, None, args.limit
-    settings_of(*settings, max_pixels=args.max_pixels)
-    check_model(args.run)
-    check_images(args.query, args.images)
-    with loading():
-        use_threads(args.threads)
-        from weft.inference import similar
+    use_threads(args.threads)
+    from weft.inference import similar
+
     result, errors = similar(
         args.run,
         args.query,

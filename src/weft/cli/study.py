@@ -6,7 +6,7 @@ import argparse
 import re
 from typing import Any
 
-from weft.cli.experiment import add_experiment_options, checked_arguments, show
+from weft.cli.experiment import add_experiment_options, experiment_arguments, show
 from weft.cli.options import RUN_OPTIONS, example, print_json, refuse_options_of_others, table, whole
 from weft.errors import UsageError
 
@@ -57,16 +57,11 @@ def run(args: argparse.Namespace) -> int:
     if args.name is None:
         refuse_options_of_others(args, "study", "list", {"list": (), "weft study NAME": OF_ONE})
         return _list(args.json)
-    from weft.progress import loading
-    from weft.study.plan import read_study
-
-    read_study(args.name)
     seeds, data = None if args.seeds is None else whole("--seeds", args.seeds), _data(args.data)
-    arguments = checked_arguments(args, data.values() if isinstance(data, dict) else [data] if data else [])
+    arguments = experiment_arguments(args)
     if args.plan:
         return _plan(args, seeds, arguments["settings"])
-    with loading():
-        from weft.study import run_study
+    from weft.study import run_study
 
     result = run_study(args.name, data, scale=args.scale, seeds=seeds, only=args.only, **arguments)
     show(result, as_json=args.json)

@@ -102,7 +102,7 @@ SCALE ?= full
 SECONDS ?= 420
 GPU_PYTHON = $(if $(filter file,$(origin PYTHON)),$(or $(wildcard $(BIN)/python),$(PYTHON)),$(PYTHON))
 gpu:
-	@PYTHONPATH=src:.:$$PYTHONPATH $(GPU_PYTHON) benchmarks/gpu/run.py \
+	@$(GPU_PYTHON) benchmarks/gpu/run.py \
 		--device $(DEVICE) --scale $(SCALE) --seconds $(SECONDS) $(if $(PART),--part $(PART)) $(if $(ONLY),--only $(ONLY)) \
 		$(if $(RETRY),--retry) $(if $(CIFAR10),--cifar10 $(CIFAR10))
 

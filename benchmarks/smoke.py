@@ -86,7 +86,7 @@ SCRIPTS = (
         600,
     ),
     Script("serving/threads.py", ("--rounds 1",)),
-    Script("speed/attempts.py", ("levit_nano_32 --rounds 1 --batch-size 1",), 900),
+    Script("speed/attempts.py", ("levit_nano_32 --rounds 1 --batch-size 1",), 1800),
     Script("speed/choices.py", ("--models levit_256 --rounds 1 --out {work}",), 900),
     Script(
         "speed/figures.py",

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parents[2] / "src"))  # weft need not be installed
 
 from benchmarks.common.records import read_csv, write_csv
 from cells import CELLS

@@ -210,27 +210,28 @@ def measure(
             if number == 1:
                 say(f"batch {size}, {worker.name}: {1000 * statistics.median(seconds):.1f} ms in the first turn.")
         say(f"batch {batch_size}: {number} of {rounds} turns measured.")
-    medians = [statistics.median(seconds) for seconds in times]
-    return [
-        SpeedRow(
+    rows: list[SpeedRow] = []
+    for (worker, _), size, seconds, in_use, difference in zip(
+        workers, sizes, map(sorted, times), memory, differences, strict=True
+    ):
+        median = statistics.median(seconds)
+        row = SpeedRow(
             model=worker.label,
             way=worker.subject.way,
             precision=worker.subject.precision,
             device=worker.device,
             batch_size=size,
             p50_ms=1000 * median,
-            p95_ms=1000 * sorted(seconds)[math.ceil(0.95 * len(seconds)) - 1],
+            p95_ms=1000 * seconds[math.ceil(0.95 * len(seconds)) - 1],
             images_per_second=size / median,
-            ratio=(size / median) / (sizes[0] / medians[0]),
-            memory_mb=megabytes,
+            ratio=size / median / rows[0].images_per_second if rows else 1.0,
+            memory_mb=in_use,
             difference=difference,
             calls=len(seconds),
             threads=worker.threads,
         )
-        for (worker, _), size, seconds, median, megabytes, difference in zip(
-            workers, sizes, times, medians, memory, differences, strict=True
-        )
-    ]
+        rows.append(row)
+    return rows
 
 
 def _difference(worker: WorkerProcess, reference: WorkerProcess | None, batch_size: int) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import logging
 import os
@@ -185,7 +186,7 @@ def test_the_graph_for_any_batch_is_compiled_when_it_is_needed(tmp_path):
     assert (list(exported.fixed), "dynamic" in vars(exported)) == ([1, 2, 3, 4], True)
     service = Predictor.load(tmp_path / "out").warmed_up(32)
     graph = service.model
-    assert (list(graph.fixed), "dynamic" in vars(graph)) == ([1, 32, 16, 8], True)
+    assert (sorted(graph.fixed), "dynamic" in vars(graph)) == ([1, 8, 16, 32], True)
 
 
 @pytest.mark.slow
@@ -476,7 +477,8 @@ def test_what_does_not_fit_says_so(models, photos, tmp_path, monkeypatch):
         export(network.train(), tmp_path / "out")
     with pytest.raises(UsageError, match=r"data must have the model's 5 classes; it has 3\."):
         export(lively("levit_nano_32", num_classes=5), tmp_path / "out", data=open_data(photos))
-    monkeypatch.setattr(runtimes.importlib.util, "find_spec", lambda name: None)
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "onnx" else find_spec(name))
     with pytest.raises(UsageError, match=r"onnx is needed for this.* pip install 'weft-vision\[deploy\]'"):
         export(network.eval(), tmp_path / "out")
     assert not list(tmp_path.iterdir())

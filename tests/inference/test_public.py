@@ -129,7 +129,7 @@ def test_the_data_config_is_that_of_the_weights() -> None:
 
 def test_the_tag_of_wefts_weights_means_wefts_network() -> None:
     assert find_model("levit_128s.fb_dist_in1k") == "levit_128s"
-    assert isinstance(Predictor.load("levit_128s.fb_dist_in1k", quiet=True).network, Backbone)
+    assert isinstance(Predictor.load("levit_128s.fb_dist_in1k", quiet=True).model.network, Backbone)
 
 
 def test_the_source_of_the_weights_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

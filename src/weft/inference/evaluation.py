@@ -124,14 +124,13 @@ def evaluate(
         from weft.inference.measurement import measured
 
     trained_with, num_classes = recipe_of(Path(run)), len(predictor.classes)
-    splits = open_labelled(
-        data, predictor.model.info.label_names, num_classes, options, trained_with, test=split == "test"
-    )
+    names = predictor.model.info.label_names
+    splits = open_labelled(data, names, num_classes, options, trained_with, test=split == "test")
     selected = select_split(splits, split, data, trained_with, images_of(Path(run)))
     source = selected.source
     if labels is not None:
         labels.check([name_of(source, place) for place in range(len(source))], num_classes)
-    among = _classes_there(source, predictor.model.info.label_names)
+    among = _classes_there(source, names)
     for text in filter(None, _notes(predictor, splits, selected, among, trained_with)):
         say(text)
 

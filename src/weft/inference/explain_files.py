@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from weft.inference.arguments import (
 from weft.inference.inputs import class_number
 from weft.inference.predictor import Predictor
 from weft.notebook import ImageList, described
-from weft.progress import Work, obeys_quiet, say
+from weft.progress import Work, loading, obeys_quiet, say
 from weft.system import unused_name
 from weft.text import printable
 
@@ -115,6 +116,8 @@ def explain_run(
     predictor = Predictor.load(
         run, img_size=options.img_size, device=options.device, fold=False, max_pixels=options.max_pixels
     )
+    with loading():  # for an export, which has not needed torch so far
+        importlib.import_module("weft.interpret.explaining")
     names = predictor.classes
     predictor.check_gradients(grad_cam)
     number = None if label is None else class_number(label, names)

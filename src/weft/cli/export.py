@@ -2,102 +2,100 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from weft.cli.options import MODEL, add_common, example, print_json, table, whole
+from cyclopts import Parameter
+
+from weft.cli import options as opt
+from weft.cli.options import flat, given, in_group, print_json, table
 from weft.errors import UsageError
 
 if TYPE_CHECKING:
     from weft.deploy.choosing import ConsideredExport
 
-HELP = "export a model to ONNX, OpenVINO or torch, and verify its outputs"
 
-EXAMPLE = """
-weft export runs/photos deploy/photos --format openvino --precision int8 --data photos/
-weft predict deploy/photos holiday/beach.jpg
+@flat
+class Labelled:
+    """Reading of the images of --data."""
 
-weft export runs/photos deploy/photos --format auto --data photos/
-
-auto builds the exports that fit this machine, times them, and keeps the fastest that holds the accuracy (chosen.json).
-Formats: onnx (fp32, fp16, int8), openvino (fp32, fp16, bf16, int8), torch (fp32, fp16, bf16) and aotinductor (fp32,
-bf16); the last two are .pt2 files for use outside weft.
-int8 is calibrated on the training images of --data. An export that loses more than --max-drop points of top-1 on the
-held-out images, significantly, is deleted, and the exit code is 7.
-"""
+    limit: str | None = None
+    max_pixels: str | None = None
+    follow_links: bool | None = None
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the verb."""
-    parser.usage = "weft export RUN OUT [options]"
-    parser.add_argument("run", metavar="RUN", help=MODEL)
-    parser.add_argument("out", metavar="OUT", help="directory to write, or a file .onnx, .xml or .pt2")
-    formats = ("onnx", "openvino", "torch", "aotinductor", "auto")
-    parser.add_argument("--format", choices=formats, help="export format (default: by the suffix of OUT, else onnx)")
-    parser.add_argument(
-        "--precision",
-        choices=("fp32", "fp16", "bf16", "int8"),
-        help="number format (default: fp32; with --format auto the fastest)",
-    )
-    parser.add_argument("--data", metavar="DATA", help="labelled images for calibration and verification")
-    parser.add_argument(
-        "--max-drop",
-        type=float,
-        default=0.5,
-        metavar="POINTS",
-        help="maximum loss of top-1, in percentage points (default: 0.5)",
-    )
-    parser.add_argument(
-        "--batch-size",
-        nargs="+",
-        metavar="N",
-        help="images per batch at which --format auto times the exports (default: 1 16)",
-    )
-    add_common(parser, "--limit", "--max-pixels", "--follow-links", "--force", "--json", "--quiet")
-    example(parser, EXAMPLE)
+def export(
+    run: opt.Model,
+    out: str,
+    /,
+    *,
+    format: Annotated[Literal["onnx", "openvino", "torch", "auto"] | None, Parameter(metavar="FORMAT")] = None,
+    precision: Annotated[Literal["fp32", "fp16", "bf16", "int8"] | None, in_group("Machine", metavar="P")] = None,
+    data: Annotated[str | None, in_group("Data", metavar="DATA")] = None,
+    max_drop: Annotated[float, Parameter(metavar="POINTS")] = 0.5,
+    batch_size: Annotated[list[int] | None, in_group("Machine", alias="-b", metavar="N", consume_multiple=True)] = None,
+    labelled: Labelled = Labelled(),
+    plugins: opt.Plugins = opt.Plugins(),
+    output: opt.Output = opt.Output(),
+) -> int:
+    """Export a model to ONNX, OpenVINO or torch, and verify its outputs.
 
+    Args:
+        out: directory to write, or a file .onnx, .xml or .pt2
+        format: onnx, openvino, torch or auto (default: by the suffix of OUT, else onnx)
+        precision: number format: fp32, fp16, bf16 or int8 (default: fp32; with --format auto the fastest)
+        data: labelled images for calibration and verification
+        max_drop: maximum loss of top-1, in percentage points (default: 0.5)
+        batch_size: images per batch at which --format auto times the exports (default: 1 16)
 
-def run(args: argparse.Namespace) -> int:
-    """Export a model, and print the differences from the model."""
+    Example:
+        weft export runs/photos deploy/photos --format openvino --precision int8 --data photos/
+        weft predict deploy/photos holiday/beach.jpg
+
+        weft export runs/photos deploy/photos --format auto --data photos/
+
+        auto builds the exports that fit this machine, times them, and keeps the fastest that holds the accuracy
+        (chosen.json).
+        Formats: onnx (fp32, fp16, int8), openvino (fp32, fp16, bf16, int8) and torch (fp32, fp16, bf16), which is a
+        .pt2 file for use outside weft.
+        int8 is calibrated on the training images of --data. An export that loses more than --max-drop points of top-1
+        on the held-out images, significantly, is deleted, and the exit code is 7.
+    """
     from weft.checkpoints.resolve import check_model
     from weft.data.folder import check_outside
     from weft.data.open import check_exists
     from weft.deploy.formats import AUTO, SUFFIXES, checked_format
     from weft.files import refuse_taken
     from weft.inference.arguments import settings_of
-
-    checked_format(args.out, args.format, args.precision, args.max_drop, has_data=args.data is not None)
-    if args.batch_size is not None and args.format != AUTO:
-        raise UsageError("--batch-size belongs to --format auto, which times the exports. Omit it.")
-    batch_sizes = [whole("--batch-size", text, 4096) for text in args.batch_size or ("1", "16")]
-    settings_of(None, None, "cpu", None, None, args.limit, args.follow_links, args.max_pixels)
-    if not args.force and Path(args.out).suffix not in SUFFIXES:
-        refuse_taken(Path(args.out), (), force=False)
-    check_model(args.run)
-    if args.data is not None:
-        check_exists(args.data)
-        check_outside(args.out, args.data)
     from weft.progress import loading, say
 
+    checked_format(out, format, precision, max_drop, has_data=data is not None)
+    if batch_size is not None and format != AUTO:
+        raise UsageError("--batch-size belongs to --format auto, which times the exports. Omit it.")
+    batch_sizes = batch_size or [1, 16]
+    settings_of(device="cpu", **given(labelled))
+    if not output.force and Path(out).suffix not in SUFFIXES:
+        refuse_taken(Path(out), (), force=False)
+    check_model(run)
+    if data is not None:
+        check_exists(data)
+        check_outside(out, data)
     with loading():
         from weft.inference.exports import export_run
 
     report = export_run(
-        args.run,
-        args.out,
-        format=args.format,
-        precision=args.precision,
-        data=args.data,
-        max_drop=args.max_drop,
+        run,
+        out,
+        format=format,
+        precision=precision,
+        data=data,
+        max_drop=max_drop,
         batch_sizes=batch_sizes,
-        limit=args.limit,
-        max_pixels=args.max_pixels,
-        follow_links=args.follow_links,
-        force=args.force,
+        force=output.force,
+        **given(labelled),
     )
-    if args.json:
+    if output.json:
         print_json(report.as_dict())
         return 0
     from weft.deploy.choosing import PACKAGES, precision_note
@@ -112,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
     )
     if report.top1 is not None and report.top1_model is not None:
         print(f"top-1: {accuracy_text(report.top1, report.images)}; of the model: {report.top1_model:.2f} %")
-        print(report.drop_text(args.max_drop))
+        print(report.drop_text(max_drop))
     if not report.candidates:
         if report.format in PACKAGES:
             text = precision_note(report.format, report.precision, report.time_to_fp32)

@@ -23,12 +23,12 @@ SUFFIXES = (".npy", ".parquet")  # of files of features
 
 
 def settings_of(
-    batch_size: Any,
-    img_size: Any,
-    device: Any,
-    precision: Any,
-    workers: Any,
-    limit: Any,
+    batch_size: Any = None,
+    img_size: Any = None,
+    device: Any = None,
+    precision: Any = None,
+    workers: Any = None,
+    limit: Any = None,
     follow_links: Any = None,
     max_pixels: Any = None,
 ) -> Recipe:

@@ -56,6 +56,7 @@ def review(
     run: str | Path | None = None,
     out: str | Path | None = None,
     batch_size: int | None = None,
+    img_size: int | tuple[int, int] | str | None = None,
     device: str | None = None,
     precision: str | None = None,
     image: str | None = None,
@@ -77,7 +78,7 @@ def review(
         out: directory for a report with the images and for `corrected.csv`, which `train` reads: all readable images
             with the proposed labels, and groups that keep near-duplicates on one side of a split. None to write no
             files.
-        batch_size, device, precision, max_pixels, follow_links: as in `train`.
+        batch_size, img_size, device, precision, max_pixels, follow_links: as in `train`.
         image, label: columns of a table, as in `open_data`.
         group: column of a table, or pattern, as in `train`: images of a group, and their near-duplicates, are in one
             group of `corrected.csv`. None for the column `group` of a table that has one.
@@ -89,7 +90,7 @@ def review(
         DataError: the data cannot be used.
         CheckpointError: the model is missing or cannot be read, or its outputs are not finite.
     """
-    settings = settings_of(batch_size, None, device, precision, None, None, max_pixels=max_pixels)
+    settings = settings_of(batch_size, img_size, device, precision, None, None, max_pixels=max_pixels)
     if out is not None:
         check_outside(out, data)
         check_output(Path(out), CONTENTS, force=force)

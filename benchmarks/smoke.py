@@ -45,7 +45,7 @@ class Script(NamedTuple):
 SCRIPTS = (
     Script("data/decode.py", ("{photos} --rounds 1 --csv {work}/decode.csv",)),
     Script("data/memory.py", ("--images 4000",)),
-    Script("deploy/auto.py", ("{run} {cifar10}/train --csv {work}/auto.csv",), 600),
+    Script("deploy/auto.py", ("{run} {cifar10}/train --csv {work}/auto.csv",), 1500),
     Script("deploy/cold_start.py", ("--models levit_nano_32 --rounds 1", "--table"), 600),
     Script(
         "deploy/image.py",
@@ -82,7 +82,7 @@ SCRIPTS = (
     Script("serving/battery.py", ("--stops 1 --kills 1 --leaves 1 --examples 5 --csv {work}/battery.csv",), 600),
     Script(
         "serving/load.py",
-        ("{photos} --model levit_nano_32 --phases speed mixed --turns 1 --minutes 0.1 --out {work}/load",),
+        ("{photos}/red --model levit_nano_32 --phases speed mixed --turns 1 --minutes 0.1 --out {work}/load",),
         600,
     ),
     Script("serving/threads.py", ("--rounds 1",)),
@@ -101,15 +101,15 @@ SCRIPTS = (
     Script("speed/int8_linear.py", ("--models levit_128s --rounds 1",), 900),
     Script("speed/levit_block.py", ("--rounds 1",)),
     Script("speed/protocol.py", ("levit_128s --seconds 1 --rounds 1",)),
-    Script("speed/released.py", ("{released} --batch-size 1 --rounds 1",)),
+    Script("speed/released.py", ("{released} --batch-size 1 --rounds 1",), 600),
     Script("speed/saturation.py", ("{photos} --models levit_128s --images 2 --out {work}",), 900),
     Script("speed/shares.py", ("--models ceit_tiny_patch16_224 --batch-size 1 --out {work}",), 600),
     Script("speed/trees.py", ("src {photos} --rounds 1",), 600),
-    Script("studies/costs.py", ("ceit-lca {cifar10}/train --only none",), 600),
+    Script("studies/costs.py", ("ceit-lca {cifar10}/train --only without",), 600),
     Script("studies/tables.py", ("",)),
     Script("torture/torture.py", ("--kills 1 --points 1",), 1800),
-    Script("training/kernels.py", ("--rounds 1",), 600),
-    Script("training/overhead.py", ("--rounds 1",), 600),
+    Script("training/kernels.py", ("--rounds 1",), 900),
+    Script("training/overhead.py", ("--rounds 1 --threads 1",), 1200),
     Script("training/precision.py", ("steps --rounds 1 --only digits", "accuracy digits --seeds 1 --limit 40"), 600),
     Script(
         "training/step.py",

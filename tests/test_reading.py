@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import gzip
 import hashlib
 import json
@@ -17,7 +16,6 @@ from typing import Any
 
 import pytest
 import torch
-from typing_extensions import TypedDict
 
 from tests.helpers import FULL
 from tests.train import tiny
@@ -335,29 +333,3 @@ def test_a_value_of_another_type_is_told_with_its_place(tmp_path: Path) -> None:
         CheckpointError, match=r"x\.json must have the format that weft writes; a\.b\.0: it must be a valid integer"
     ):
         read_json(tmp_path / "x.json", dict[str, dict[str, list[int]]])
-
-
-class Named(TypedDict):
-    names: dict[str, tuple[str, int]]
-
-
-@dataclasses.dataclass
-class NamedClass:
-    name: str
-
-
-def test_surrogates_are_read_into_plain_types_only(tmp_path: Path) -> None:
-    """By surrogates, Python keeps names of files that are not UTF-8."""
-    file = tmp_path / "x.json"
-    one, other = (os.fsdecode(name) for name in (b"\xff", b"\xfe"))
-    names = {one: (other, 1), other: ("\U0001f600", 2)}
-    file.write_text(json.dumps({"names": names}))
-    assert read_json(file, Named) == {"names": names}
-    for value in ({one: ["x", "y"], other: ["x", 1]}, {one: ["\U0010ffff", 1]}):
-        file.write_text(json.dumps({"names": value}))
-        with pytest.raises(CheckpointError, match="must be JSON; "):
-            read_json(file, Named)
-    file.write_text(json.dumps({"name": one}))
-    for schema in (NamedClass, list[NamedClass]):
-        with pytest.raises(CheckpointError, match="must be JSON; "):
-            read_json(file, schema)

@@ -25,8 +25,10 @@ from benchmarks.common.records import read_csv, write_csv
 from weft.checkpoints import load_model_dir
 from weft.data import open_data
 from weft.data.split import stratified_subset
+from weft.inference.arguments import recipe_of
 from weft.inference.calibration import MAX_IMAGES, fit_temperature
-from weft.inference.inputs import SourcePart, evaluation_batches, recipe_of
+from weft.inference.inputs import SourcePart
+from weft.inference.measurement import evaluation_batches
 from weft.inference.metrics import calibration_error
 from weft.inference.torch_backend import infer
 from weft.runtime import Runtime
@@ -94,7 +96,7 @@ def main() -> None:
     model, _ = load_model_dir(args.run / "best")
     runtime = Runtime.of("cpu", "fp32")
     held_out = open_data(args.cifar10 / "train").val
-    held_out = SourcePart(held_out, stratified_subset(held_out.keys, held_out.labels, MAX_IMAGES, 0))
+    held_out = SourcePart(held_out, places=stratified_subset(held_out.keys, held_out.labels, MAX_IMAGES, 0))
     test = open_data(args.cifar10).val
     sources = (evaluation_batches(source, model.eval(), 128, 0) for source in (held_out, test))
     logits, test_logits = (

@@ -84,7 +84,7 @@ def main() -> None:
                         "top1": f"{result.top1:.2f}",
                         "top1_int8": f"{report.top1:.2f}",
                         "auroc_other": f"{result.unknown.auroc:.4f}",
-                        "other_images": result.unknown.other,
+                        "other_images": result.unknown.other_count,
                         "train_seconds": seconds,
                     }
                 )

@@ -71,7 +71,7 @@ def features(args: argparse.Namespace) -> None:
     from weft.checkpoints.model_dir import load_model_dir
     from weft.data import open_data
     from weft.inference.features import read_features
-    from weft.inference.inputs import evaluation_batches
+    from weft.inference.measurement import evaluation_batches
     from weft.runtime import Runtime
     from weft.train import train
 

@@ -2,9 +2,10 @@
 
     python benchmarks/reliability/service_attacks.py --label after --csv benchmarks/reliability/service_attacks.csv
 
-Each attack has a separate service (`ceit_nano_32`, default limits) and 60 seconds. At the same time, one client
-requests `/live` and another the prediction for a small image, repeatedly. Memory is that of all processes of the
-service (shared pages counted once) above its idle memory. `--source DIR` measures another checkout of weft.
+Each attack has a separate service (`ceit_nano_32`, default limits) and 60 seconds (`--seconds`). At the same time, one
+client requests `/live` and another the prediction for a small image, repeatedly. Memory is that of all processes of the
+service (shared pages counted once) above its idle memory. The last two attacks hold connections, which a proxy prevents
+(docs/serve.md). `--source DIR` measures another checkout of weft.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import concurrent.futures
 import contextlib
 import csv
 import os
+import socket
 import sys
 import tempfile
 import threading
@@ -25,6 +27,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
+HOLD_SECONDS = 20.0
 
 
 def attacks() -> dict[str, tuple[int, Callable[[Any], object]]]:
@@ -38,6 +41,7 @@ def attacks() -> dict[str, tuple[int, Callable[[Any], object]]]:
     form = b"--BB\r\n" + b"\r\n--BBx" * 1_400_000
     chunks = POST + b"Transfer-Encoding: chunked\r\n\r\n" + (b"1;" + b"a=b;" * 1000 + b"\r\nx\r\n") * 1000
     pipeline = b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n" * 20_000
+    unread = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 2000
     boundary = {"Content-Type": "multipart/form-data; boundary=BB"}
     return {
         "none": (1, lambda service: time.sleep(5)),
@@ -49,7 +53,23 @@ def attacks() -> dict[str, tuple[int, Callable[[Any], object]]]:
         "4 trailers of 85 MB": (4, trailers),
         "16 chunked bodies with extensions": (16, lambda service: service.raw(chunks)[9:12]),
         "16 pipelines of 20,000 requests": (16, lambda service: service.raw(pipeline)[9:12]),
+        "1,100 headers without end": (1, lambda service: _held(service, b"GET /live HTTP/1.1\r\nX-", 1100)),
+        "400 clients that read no response": (1, lambda service: _held(service, unread, 400)),
     }
+
+
+def _held(service: Any, data: bytes, count: int) -> int:
+    """Open connections, send what each takes at once, and hold them for HOLD_SECONDS; return their number."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(count):
+            sock = stack.enter_context(socket.socket())
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sock.connect(("127.0.0.1", service.port))
+            sock.setblocking(False)
+            with contextlib.suppress(OSError):
+                sock.send(data)
+        time.sleep(HOLD_SECONDS)
+    return count
 
 
 class Monitor:

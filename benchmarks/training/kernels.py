@@ -166,7 +166,7 @@ def crops(rounds: int) -> dict[str, list[tuple[float, float]]]:
     own = train_transform(32, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), crop="shift").transforms[0]
     ways = {"torchvision": transforms.RandomCrop(32, 4, padding_mode="edge"), "weft": own}
     times: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
-    for _ in range(rounds):
+    for _ in range(rounds + 3):
         for way, transform in ways.items():
             begun = time.perf_counter()
             for _ in range(200):

@@ -157,7 +157,7 @@ def folder_size(folder: Path) -> int:
 
 
 def check_output(path: Path, owned: Sequence[str] = (), *, force: bool) -> None:
-    """Check that an output directory can be made, or replaced as a whole; leaves no file behind.
+    """Check that an output directory can be made, or replaced as a whole, before hours of work; leaves no file behind.
 
     Args:
         path: the directory.
@@ -165,7 +165,8 @@ def check_output(path: Path, owned: Sequence[str] = (), *, force: bool) -> None:
         force: replace an existing directory.
 
     Raises:
-        UsageError: the path has no name or that of a file such as x.csv, is a mount point, or is taken.
+        UsageError: the path has no name or that of a file such as x.csv, is a mount point, is taken, or is written by
+            another process.
         StorageError: it cannot be written to.
     """
     refuse_nameless(path)
@@ -173,6 +174,8 @@ def check_output(path: Path, owned: Sequence[str] = (), *, force: bool) -> None:
         raise UsageError(
             f"--out must name a directory; '{path}' is the name of a file. For example: --out {path.stem}."
         )
+    with writing(path):
+        _settle_leftovers(Path(os.path.realpath(path)))
     refuse_taken(path, owned, force=force)
     if path.is_mount():
         raise UsageError(
@@ -243,13 +246,10 @@ def new_directory(path: Path, owned: Sequence[str] = (), *, force: bool) -> Iter
         path, owned, force: as in `check_output`.
 
     Raises:
-        UsageError, StorageError: as in `check_output`; or another process writes the same directory.
+        UsageError, StorageError: as in `check_output`.
     """
-    refuse_nameless(path)
-    path = Path(os.path.realpath(path))  # a link stays
-    with writing(path):
-        _settle_leftovers(path)
     check_output(path, owned, force=force)
+    path = Path(os.path.realpath(path))  # a link stays
     temporary = temporary_path(path)
     with writing(path):
         temporary.mkdir(parents=True)

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import gzip
 import io
-import json
 import os
 import stat
-from dataclasses import is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,8 +18,6 @@ from weft.errors import CheckpointError, WeftError
 
 T = TypeVar("T")
 MAX_BYTES = 16 << 20
-_PRIVATE = {code: code + 0x102000 for code in range(0xD800, 0xE000)}  # surrogates -> the last private characters
-_SURROGATES = {private: code for code, private in _PRIVATE.items()}
 
 
 def read_bytes(path: Path, error: type[WeftError] = CheckpointError, max_bytes: int = MAX_BYTES) -> bytes:
@@ -77,8 +73,6 @@ def parse_json(data: bytes, schema: type[T], name: str, error: type[WeftError] =
     try:
         return _adapter(schema).validate_json(data, strict=True)
     except ValidationError as cause:
-        if b"\\ud" in data and (value := _with_surrogates(data, schema)) is not None:
-            return value
         first = cause.errors(include_url=False)[0]
         location = ".".join(str(part) for part in first["loc"])
         got = repr(first.get("input"))
@@ -89,42 +83,6 @@ def parse_json(data: bytes, schema: type[T], name: str, error: type[WeftError] =
         raise error(
             f"{name} must have the format that weft writes; {location or 'the content'}: {rule}; got {got}."
         ) from None
-
-
-def _with_surrogates(data: bytes, schema: type[T]) -> T | None:
-    """Parse JSON with surrogate escapes, by which Python keeps names that are not UTF-8; pydantic rejects them.
-
-    Private characters replace them during the validation.
-
-    Returns:
-        The value; None if it does not match the schema, has such characters, or has other types than those of JSON.
-    """
-    try:
-        text = json.dumps(json.loads(data), ensure_ascii=False)
-        if not _SURROGATES.keys().isdisjoint(map(ord, text)):
-            return None
-        return _restored(_adapter(schema).validate_json(text.translate(_PRIVATE).encode(), strict=True))
-    except (ValueError, RecursionError):
-        return None
-
-
-def _restored(value: Any) -> Any:
-    """Return a value with its surrogates.
-
-    Raises:
-        ValueError: it has other types than those of JSON.
-    """
-    if isinstance(value, str):
-        return value.translate(_SURROGATES)
-    if isinstance(value, dict):
-        return {_restored(key): _restored(item) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(map(_restored, value))
-    if is_dataclass(value) and _restored(vars(value)) == vars(value):  # without surrogates
-        return value
-    if value is None or isinstance(value, (bool, int, float)):
-        return value
-    raise ValueError(type(value).__name__)
 
 
 @cache

@@ -41,6 +41,17 @@ def file_name(text: str) -> str:
     return safe.encode()[:MAX_NAME_BYTES].decode(errors="ignore").rstrip(".") or "unnamed"
 
 
+def unused_name(stem: str, used: set[str]) -> str:
+    """Return a text as a file name that is not in `used`, also not in another case, and add it."""
+    stem = file_name(stem)
+    name, number = stem, 1
+    while name.lower() in used:
+        number += 1
+        name = f"{stem}-{number}"
+    used.add(name.lower())
+    return name
+
+
 def lock_file(descriptor: int) -> bool:
     """Lock an open file for this process, until the file is closed.
 

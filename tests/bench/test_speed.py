@@ -16,9 +16,8 @@ import torch
 import weft.bench.speed as measuring
 from tests.helpers import lively
 from weft.bench.speed import WAYS, speed
-from weft.bench.subject import OutOfMemoryError, Subject
 from weft.bench.worker import cause, failure
-from weft.bench.worker_process import CALLS, SECONDS, WorkerProcess
+from weft.bench.worker_process import CALLS, SECONDS, OutOfMemoryError, Subject, WorkerProcess
 from weft.cli import main
 from weft.deploy import export
 from weft.errors import UsageError
@@ -81,6 +80,7 @@ def test_every_way(capsys: pytest.CaptureFixture[str]) -> None:
         assert row.calls >= 2 * CALLS
         assert row.calls * row.p95_ms >= 1000 * SECONDS  # about two turns
         assert row.images_per_second == pytest.approx(1000 * row.batch_size / row.p50_ms)
+        assert 50 < row.memory_mb < 5000
         assert row.difference is not None
         least, most = {"fp32": (0, 1e-5), "bf16": (1e-4, 0.1), "int8": (1e-4, 0.3)}[row.precision]
         assert least <= row.difference < most  # no less: it did compute in that precision

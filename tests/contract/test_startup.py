@@ -245,7 +245,7 @@ REFUSED = {
     "predict ./nowhere x.jpg": "does not exist",
     "predict model x.jpg --top-k 0": "top_k must be",
     "predict model x.jpg --img-size 0": "img_size must be",
-    "predict model x.jpg --limit -1": "data.limit must be",
+    "predict model x.jpg --limit -1": "limit must be",
     "predict model x.jpg --json --csv": "exclude each other",
     "compare nowhere": "'nowhere' does not",
     "compare nowhere.tsv": "'nowhere.tsv' does not",

@@ -16,7 +16,7 @@ from weft.checkpoints import save_model_dir
 from weft.cli import main
 from weft.data import open_data
 from weft.errors import DataError
-from weft.inference.real_labels import read_real_labels, real_score
+from weft.inference.real_labels import RealLabels
 from weft.train import evaluate
 
 CLASSES = 12
@@ -83,13 +83,18 @@ REAL = [[3], [], [1, 2], [0], [4, 0]]
 def test_real_labels(tmp_path: Path) -> None:
     """Several labels per image, and images without one, which do not count."""
     (tmp_path / "real.json").write_text(json.dumps(REAL))
-    labels = read_real_labels(tmp_path / "real.json", 5)
+    labels = RealLabels(tmp_path / "real.json")
     keys = [f"val/n0{i}/ILSVRC2012_val_{i + 1:08}.JPEG" for i in range(5)]
-    score = real_score(labels, keys, np.array([3, 1, 2, 1, 0]))
-    assert score == (75.0, 4, 1)  # right: 3 of 3; 2 of 1 or 2; 0 of 4 or 0; wrong: 1 of 0
+    labels.check(keys, 5)
+    assert labels.score(keys, np.array([3, 1, 2, 1, 0])) == (
+        75.0,
+        4,
+        1,
+    )  # right: 3 of 3; 2 of 1 or 2; 0 of 4 or 0; wrong: 1 of 0
     (tmp_path / "own.json").write_text(json.dumps({"a.png": [1], "b": [0, 2]}))
-    labels = read_real_labels(tmp_path / "own.json", 3)
-    assert real_score(labels, ["x/a.png", "b.jpg"], np.array([1, 1])) == (50.0, 2, 0)
+    labels = RealLabels(tmp_path / "own.json")
+    labels.check(["x/a.png", "b.jpg"], 3)
+    assert labels.score(["x/a.png", "b.jpg"], np.array([1, 1])) == (50.0, 2, 0)
 
 
 @pytest.mark.parametrize(
@@ -106,14 +111,17 @@ def test_real_labels(tmp_path: Path) -> None:
 def test_no_real_labels(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "real.json").write_text(text)
     with pytest.raises(DataError, match=message):
-        read_real_labels(tmp_path / "real.json", 5)
+        RealLabels(tmp_path / "real.json").check([], 5)
 
 
-def test_real_labels_of_other_images() -> None:
-    with pytest.raises(DataError, match=r"1 are missing, e\.g\. 'cat\.jpg'"):
-        real_score({"dog": frozenset([0])}, ["cat.jpg"], np.array([0]))
-    with pytest.raises(DataError, match="At least one image must have a ReaL label"):
-        real_score({"cat": frozenset()}, ["cat.jpg"], np.array([0]))
+def test_real_labels_of_other_images(tmp_path: Path) -> None:
+    for content, message in (
+        ({"dog": [0]}, r"1 are missing, e\.g\. 'cat\.jpg'"),
+        ({"cat": []}, "At least one image must have a ReaL label"),
+    ):
+        (tmp_path / "real.json").write_text(json.dumps(content))
+        with pytest.raises(DataError, match=message):
+            RealLabels(tmp_path / "real.json").check(["cat.jpg"], 5)
 
 
 def test_evaluate_scores_real_labels(nameless: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

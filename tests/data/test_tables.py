@@ -12,7 +12,8 @@ from tests.data.pictures import jpeg
 from weft.cli import main
 from weft.data import inspect, open_data
 from weft.errors import DataError, UsageError
-from weft.inference.inputs import open_as_trained
+from weft.inference.arguments import InferenceOptions
+from weft.inference.inputs import open_labelled
 from weft.recipes import load_recipe
 from weft.train.plan import open_splits
 
@@ -119,7 +120,7 @@ def test_training_and_evaluation_read_the_columns_of_the_recipe(root: Path) -> N
     recipe = load_recipe(None, chosen)
     splits = open_splits(recipe)
     assert splits.classes == ["cat", "dog"]
-    assert open_as_trained(table, load_recipe(None), recipe).val.keys == splits.val.keys
+    assert open_labelled(table, splits.classes, 2, InferenceOptions(), recipe).val.keys == splits.val.keys
 
 
 def test_a_column_of_splits_is_found_by_its_values(root: Path) -> None:

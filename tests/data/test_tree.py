@@ -127,13 +127,17 @@ def test_hidden_folders_and_junk_are_no_classes(tmp_path):
 
 def test_odd_names_survive_and_the_report_is_printable(tmp_path):
     odd = os.fsdecode(b"caf\xe9\xff.jpg")
-    names = [odd, "two\nlines.jpg", "y" * 251 + ".jpg", "\x1b[31mred.jpg", "\u202egpj.jpg", " .jpg", "日本.jpg"]
+    names = ["two\nlines.jpg", "y" * 251 + ".jpg", "\x1b[31mred.jpg", "\u202egpj.jpg", " .jpg", "日本.jpg"]
     (tmp_path / "a").mkdir()
     for name in names:
         (tmp_path / "a" / name).write_bytes(jpeg())
         (tmp_path / "a" / f"bad{name[:-100]}.jpg").write_bytes(b"")
+    (tmp_path / "a" / odd).write_bytes(jpeg())
+    (tmp_path / odd).mkdir()
     inventory = inspect(tmp_path)
     assert sorted(inventory.good) == sorted(f"a/{name}" for name in names)
+    assert {bad.key for bad in inventory.bad if bad.reason == "not-utf-8"} == {odd, f"a/{odd}"}
+    assert inventory.classes == {"": ["a"]}
     assert all(bad.message.isprintable() for bad in inventory.bad)
     text = json.dumps(inventory.as_dict())
     assert text.isascii()

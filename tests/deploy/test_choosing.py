@@ -937,6 +937,6 @@ def test_a_pt2_file_is_refused_for_what_it_can_contain(tmp_path: Path) -> None:
 
 def test_an_export_needs_held_out_images(tmp_path: Path) -> None:
     data = open_data("digits", SplitPlan(limit=60))
-    data = dataclasses.replace(data, val=SourcePart(data.val, []))
+    data = dataclasses.replace(data, val=SourcePart(data.val, places=[]))
     with pytest.raises(UsageError, match="data must have held-out images"):
         export(lively("levit_nano_32", num_classes=10), tmp_path / "out", format="onnx", data=data)

@@ -10,7 +10,7 @@ import torch
 
 from tests.train import tiny
 from weft.inference import evaluate
-from weft.inference.inputs import evaluation_batches
+from weft.inference.measurement import evaluation_batches
 from weft.recipes import load_recipe
 from weft.runtime import Runtime
 from weft.train.loop import Learner

@@ -226,7 +226,7 @@ def test_the_command_line_rejects(run: Path, photos: Path, capsys: pytest.Captur
     assert "Predictions with a probability below" in printed.err
     assert all(row["rejected"] in (True, False) for row in json.loads(printed.out))
     assert main(["predict", str(run), *images, "--csv", "--reject-at-error", "99"]) == 0
-    assert capsys.readouterr().out.splitlines()[0] == "image,rank,class,probability,rejected"
+    assert capsys.readouterr().out.splitlines()[0] == "image,rank,class,probability,unknown,rejected"
     assert main(["evaluate", str(run), str(photos), "--reject-at-error", "99%"]) == 0
     assert "accepted: 12 of 12 images (100.0 %)" in capsys.readouterr().out
     assert 0 < threshold <= 1
@@ -266,7 +266,8 @@ def test_a_resumed_run_has_the_same_calibration(run: Path, photos: Path, tmp_pat
 
 
 def test_the_service_rejects(run: Path, photos: Path) -> None:
-    from weft.serve.app import _image_json, load_predictor
+    from weft.serve.app import _image_json
+    from weft.serve.service import load_predictor
     from weft.serve.settings import Settings
 
     predictor = load_predictor(Settings(run=str(run), reject_at_error=0.99))
@@ -274,5 +275,7 @@ def test_the_service_rejects(run: Path, photos: Path) -> None:
     fields = _image_json(predictor, "x", image, 3, 0.99)
     assert fields["rejected"] == (fields["top"][0]["probability"] < predictor.reject_at(0.99).threshold)
     assert "rejected" not in _image_json(predictor, "x", image, 3, None)
-    with pytest.raises(UsageError, match=r"reject_at_error must be a share of errors from 0 to below 1; got 1\.5"):
-        load_predictor(Settings(run=str(run), reject_at_error=1.5))
+    with pytest.raises(UsageError, match=r"reject_at_error must be a number at least 0 and at most 1; got 1\.5"):
+        Settings(run=str(run), reject_at_error=1.5)
+    with pytest.raises(UsageError, match=r"reject_at_error must be a share of errors from 0 to below 1; got 1\."):
+        load_predictor(Settings(run=str(run), reject_at_error=1.0))

@@ -16,7 +16,8 @@ from weft.data import SplitPlan, open_data
 from weft.data.fingerprint import Fingerprint, fingerprint
 from weft.errors import CheckpointError, DataError
 from weft.inference import evaluate
-from weft.inference.inputs import images_of, open_as_trained
+from weft.inference.arguments import InferenceOptions
+from weft.inference.inputs import images_of, open_labelled
 from weft.recipes import load_recipe
 from weft.train import RunResult, train
 from weft.train.plan import open_splits
@@ -163,7 +164,7 @@ def test_training_and_evaluation_split_by_the_seed_of_the_data(tmp_path: Path) -
         overrides = [("data.source", str(data)), *((key.replace("__", "."), value) for key, value in settings.items())]
         recipe = load_recipe(None, overrides)
         trained = open_splits(recipe)
-        evaluated = open_as_trained(data, load_recipe(), recipe)
+        evaluated = open_labelled(data, trained.classes, len(trained.classes), InferenceOptions(), recipe)
         return list(trained.val.keys), list(evaluated.val.keys)
 
     expected = {seed: list(open_data(data, SplitPlan(seed=seed)).val.keys) for seed in (1, 2, 3)}

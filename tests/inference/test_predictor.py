@@ -15,8 +15,9 @@ from weft.cli import main
 from weft.data import eval_transform, open_image
 from weft.data.formats import MAX_PIXELS
 from weft.inference import Predictor, evaluate, predict
-from weft.inference.inputs import open_labelled, select_split, settings_of
-from weft.inference.metrics import measure
+from weft.inference.arguments import InferenceOptions
+from weft.inference.inputs import open_labelled, select_split
+from weft.inference.measurement import measure
 from weft.inference.predictor import NonFiniteError
 from weft.inference.probabilities import ranked
 from weft.inference.torch_backend import infer
@@ -80,7 +81,7 @@ def test_predict_has_the_bits_of_the_predictor(run: Path, photos: Path, batch_si
 def test_evaluate_has_the_bits_of_the_unfolded_predictor(run: Path, photos: Path, tta: bool) -> None:
     result = evaluate(run, photos, split="all", batch_size=14, tta=tta, quiet=True)
     predictor = Predictor.load(run, fold=False, mirror=tta)
-    splits = open_labelled(photos, CLASSES, len(CLASSES), settings_of(*[None] * 6), None)
+    splits = open_labelled(photos, CLASSES, len(CLASSES), InferenceOptions(), None)
     source = select_split(splits, "all", photos, None, None).source
     rows = predictor.predict([predictor.prepare(photos / key) for key in source.keys])
     assert result.predicted.tolist() == [int(ranked(row.probabilities)[0]) for row in rows]

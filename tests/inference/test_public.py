@@ -226,9 +226,8 @@ def test_evaluate_is_over_the_classes_of_the_data(tmp_path: Path) -> None:
         assert result.confusion.shape == (3, 3)
         assert result.top1 == pytest.approx(among_three)
         assert result.loss == pytest.approx(loss, rel=1e-4)
-        assert result.all_classes is not None
-        assert (result.all_classes.classes, result.all_classes.top1) == (1000, pytest.approx(among_all))
-        assert result.as_dict()["all_classes"] == result.all_classes._asdict()
+        assert (result.num_outputs, result.top1_of_all) == (1000, pytest.approx(among_all))
+        assert result.as_dict()["all_classes"] == {"classes": 1000, "top1": result.top1_of_all}
 
 
 def test_evaluate_says_what_it_compares(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -269,7 +268,7 @@ def test_predictions_of_absent_classes_are_errors_among_all_only(
     assert result.real is not None
     assert result.real.top1 == pytest.approx(200 / 3)
     assert result.top1 == pytest.approx(100 / 3)
-    assert result.all_classes == (1000, 0.0)
+    assert (result.num_outputs, result.top1_of_all) == (1000, 0.0)
     assert [score.recall for score in result.per_class] == [0, 0, 100]
     assert {mistake.predicted for mistake in result.mistakes} == {"hen"}
 
@@ -335,7 +334,7 @@ def test_an_export_has_the_names_and_matches_them(tmp_path: Path) -> None:
 
 def test_a_service_of_a_public_model() -> None:
     pytest.importorskip("fastapi")
-    from weft.serve.app import load_predictor
+    from weft.serve.service import load_predictor
     from weft.serve.settings import Settings
 
     predictor = load_predictor(Settings(run=SMALL, max_batch=2))
@@ -358,7 +357,7 @@ def test_real_weights_recognise_a_palace_and_a_daisy(tmp_path: Path) -> None:
         [prediction] = predict("tf_efficientnet_lite0", tmp_path / name, top_k=1, quiet=True)
         assert prediction.top[0][0] == name
     result = evaluate("tf_efficientnet_lite0", tmp_path, quiet=True)
-    assert (result.top1, result.all_classes) == (100, (1000, 100))
+    assert (result.top1, result.num_outputs, result.top1_of_all) == (100, 1000, 100)
 
 
 @pytest.mark.slow

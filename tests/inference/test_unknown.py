@@ -181,7 +181,7 @@ def test_evaluate_measures_other_images(run: Path, noise: Path, capsys: pytest.C
     result = evaluate(run, data, unknown_images=noise, quiet=True).unknown
     assert result is not None
     assert result.auroc == pytest.approx(record["auroc"])
-    assert (result.known_unknown, result.other_unknown) == (record["unknown"], record["other_unknown"])
+    assert (result.unknown, result.other_unknown) == (record["unknown"], record["other_unknown"])
     assert main(["evaluate", str(run), str(data), "--unknown-images", str(noise), "--quiet", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["unknown"]["other"] == 12
     (run.parent / "empty").mkdir(exist_ok=True)

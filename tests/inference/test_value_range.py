@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
+import pickle
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,11 +20,12 @@ from weft.checkpoints.config import read_config
 from weft.cli import main
 from weft.data import SplitPlan, open_data, open_image
 from weft.data.prepare import prepare_data
-from weft.data.preprocessing import Pixels, Preprocessing
+from weft.data.preprocessing import Pixels
 from weft.deploy.opening import Export
 from weft.errors import CheckpointError, UsageError
 from weft.inference import Predictor, evaluate, predict
-from weft.inference.inputs import JoinedSource, evaluation_batches
+from weft.inference.inputs import SourcePart
+from weft.inference.measurement import evaluation_batches
 from weft.models.contract import preprocessing
 from weft.serve import decoding
 from weft.train.plan import make_plan
@@ -60,13 +61,12 @@ def model(scans: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_way_to_open_an_image_gives_the_same_pixels(scans: Path, model: Path) -> None:
     splits, predictor = open_data(scans), Predictor.load(model)
-    source = JoinedSource(splits.train, splits.val)
+    source = SourcePart(splits.train, splits.val)
     tensors = torch.cat([images for images, _ in evaluation_batches(source, load_model_dir(model)[0], 2, 0)])
     graph: Any = SimpleNamespace(has_features=False)
     artefact = {"input": (3, 32, 32), "format": "onnx", "precision": "fp32"}
     export = Export(graph, {**read_config(model), "artefact": artefact})
-    sent = json.loads(json.dumps(dataclasses.asdict(predictor.preprocessing)))  # to a decoder of the service
-    crop = Preprocessing(**{key: decoding._tuple(value) for key, value in sent.items()})
+    crop = pickle.loads(pickle.dumps(predictor.preprocessing))  # as it is sent to a decoder of the service
     for tensor, key in zip(tensors, source.keys, strict=True):
         pixels = predictor.prepare(scans / key)
         values = np.asarray(Image.open(scans / key)).astype(float) * 255 / WHITE
@@ -157,7 +157,7 @@ def test_prepared_images_give_the_value_range_of_the_originals(scans: Path, tmp_
     prepare_data(scans, tmp_path / "shards", 40, quiet=True)
     prepared = open_data(tmp_path / "shards")
     assert prepared.value_range == (0, WHITE)
-    source = JoinedSource(prepared.train, prepared.val)
+    source = SourcePart(prepared.train, prepared.val)
     levels = sorted(np.asarray(open_image(source.read(i).data)).mean() for i in range(len(source)))
     assert levels[1] < 20  # the dark images
     assert 120 < levels[2] < levels[-1] < 135

@@ -98,12 +98,15 @@ class Running:
 
 def children(pid: int) -> list[int]:
     """Processes that answer: those that Python spawned, its resource tracker aside."""
-    found = []
-    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        with contextlib.suppress(OSError):
-            if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
-                found.append(int(child))
-    return found
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(child) for child in found if is_spawned(int(child))]
+
+
+def is_spawned(pid: int) -> bool:
+    """Whether `multiprocessing` spawned a process."""
+    with contextlib.suppress(OSError):
+        return b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
 
 
 def read_all(sock: socket.socket) -> bytes:

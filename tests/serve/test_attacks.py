@@ -25,8 +25,8 @@ import pytest
 from PIL import Image, ImageCms
 
 from tests.data.pictures import png, progressive
-from tests.serve.running import Running, children, picture, running, saved
-from weft.serve.guard import Guard, TokenGuesses
+from tests.serve.running import Running, children, is_spawned, picture, running, saved
+from weft.serve.guard import Guard
 from weft.serve.settings import Settings
 
 POST = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/octet-stream\r\n"
@@ -178,12 +178,9 @@ def test_a_hundred_colour_profiles_are_forgotten(bounded: tuple[Running, int]) -
 
 
 def decoders(service: Running) -> list[int]:
-    def is_decoder(pid: int) -> bool:
-        with contextlib.suppress(OSError):
-            return b"weft.serve.decoding" in Path(f"/proc/{pid}/cmdline").read_bytes()
-        return False
-
-    return [pid for pid in family(service.process.pid) if is_decoder(pid)]
+    """The processes that Python spawned and that have spawned none."""
+    spawned = [pid for pid in family(service.process.pid)[1:] if is_spawned(pid)]
+    return [pid for pid in spawned if not any(is_spawned(child) for child in family(pid)[1:])]
 
 
 def test_a_stuck_decoder_is_killed_at_the_deadline_and_ready_says_so(model_dir: Path) -> None:
@@ -286,60 +283,17 @@ def _status(answer: bytes) -> int:
     return int(answer.split(b" ", 2)[1]) if answer else 0
 
 
-def test_tokens_cannot_be_guessed_quickly(model_dir: Path) -> None:
-    with running(model_dir, "--proxy", "127.0.0.1", WEFT_TOKEN="right") as service:
-
-        def ask(token: str, client: str) -> int:
-            headers = {"Authorization": f"Bearer {token}", "X-Forwarded-For": client}
-            return service.ask("/model", headers=headers)[0]
-
-        assert [ask(f"wrong{i}", "192.0.2.1") for i in range(12)] == [401] * 10 + [429] * 2
-        assert ask("right", "192.0.2.1") == 429  # not even then: it would tell which guess is right
-        assert ask("right", "192.0.2.2") == 200
-        assert service.ask("/model", headers={"X-Forwarded-For": "192.0.2.3"})[0] == 401
-        assert [ask("wrong", f"2001:db8::{i}") for i in range(1, 12)] == [401] * 10 + [429]
-        status, _, headers = service.ask("/model", headers={"X-Forwarded-For": "192.0.2.1"})
-        assert (status, 1 <= int(headers["retry-after"]) <= 6) == (429, True)
-
-
-def test_guesses_come_back_and_clients_are_forgotten() -> None:
-    guesses = TokenGuesses(burst=2, seconds=0.05, clients=3)
-    for client in "abcd":
-        for _ in range(2):
-            assert guesses.wait(client) == 0
-            guesses.count(client)
-        assert 0 < guesses.wait(client) <= 0.05
-    assert guesses.wait("a") == 0  # forgotten
-    time.sleep(0.06)
-    assert guesses.wait("d") == 0
-
-
-def test_a_connection_too_many_is_told_when_to_come_again(model_dir: Path) -> None:
+def test_a_connection_too_many_is_refused(model_dir: Path) -> None:
     program = "from weft.serve import settings; settings.CONNECTIONS = 4"
     with running(model_dir, program=program) as service, contextlib.ExitStack() as stack:
-        for _ in range(4):
+        for _ in range(3):
             connection = http.client.HTTPConnection("127.0.0.1", service.port, timeout=120)
             stack.enter_context(contextlib.closing(connection))
             connection.request("GET", "/live")
             assert connection.getresponse().read() == b'{"status":"live"}'
-        status, problem, headers = service.ask("/live")
-        assert (status, problem["error"]["code"], headers["retry-after"]) == (503, "busy", "1")
+        assert service.ask("/live")[:2] == (503, b"Service Unavailable")
         stack.close()
         time.sleep(0.5)
-        assert service.ask("/live")[0] == 200
-
-
-def test_who_reads_no_answer_is_left(model_dir: Path) -> None:
-    with running(model_dir, "--read-timeout", "1") as service:
-        with socket.socket() as sock:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            sock.settimeout(30)
-            sock.connect(("127.0.0.1", service.port))
-            with contextlib.suppress(OSError):
-                for _ in range(20_000):
-                    sock.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n")
-                    time.sleep(0.0005)
-                pytest.fail("a client that reads nothing is served for ever")
         assert service.ask("/live")[0] == 200
 
 
@@ -347,7 +301,7 @@ def test_who_reads_no_answer_is_left(model_dir: Path) -> None:
 def test_the_processes_end_with_the_one_that_started_them(model_dir: Path) -> None:
     with running(model_dir, "--workers", "2", "--drain", "0") as service:
         end = time.monotonic() + 120
-        while len(members := children(service.process.pid)) < 2 or len(decoders(service)) < 2:
+        while len(workers := children(service.process.pid)) < 2 or not set(workers).isdisjoint(decoders(service)):
             assert time.monotonic() < end
             time.sleep(0.1)
         members = family(service.process.pid)[1:]

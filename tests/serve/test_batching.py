@@ -15,9 +15,9 @@ import pytest
 
 from tests.serve.running import running, saved
 from weft.inference.predictor import Predictor
-from weft.serve import app, decoding
-from weft.serve.app import Service
+from weft.serve import service as service_module
 from weft.serve.batching import TRIALS, Batcher, batch_limit
+from weft.serve.service import Service
 from weft.serve.settings import MAX_BATCH, Settings
 
 
@@ -48,12 +48,6 @@ def test_a_batch_grows_only_while_that_pays(
     seconds: Callable[[int], float], most: int, max_seconds: float | None, limit: int
 ) -> None:
     assert batch_limit(seconds, most, max_seconds=max_seconds, min_gain=1.05) == limit
-
-
-@pytest.mark.parametrize("header", [{"reason": "none"}, {"reason": ["x"]}, {"size": [1]}, {}, [], {"reason": 1}])
-def test_an_invalid_message_of_a_decoder_is_an_error_that_ends_it(header: Any) -> None:
-    with pytest.raises((LookupError, TypeError, ValueError)):
-        decoding._validated(header, b"", None)
 
 
 def test_with_a_number_only_the_time_limits() -> None:
@@ -121,7 +115,7 @@ def test_the_service_limits_its_batches(
         return []
 
     monkeypatch.setattr(Predictor, "predict", predict)
-    monkeypatch.setattr(app.time, "perf_counter", lambda: now)
+    monkeypatch.setattr(service_module.time, "perf_counter", lambda: now)
     predictor = Predictor.load(saved(tmp_path / "model"), quiet=True)
     assert Service(Settings(run="x", **arguments), predictor).max_batch == limit
 

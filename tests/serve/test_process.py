@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import forked
 from tests.helpers import examples
 from tests.serve.running import SLOW, Running, children, picture, read_all, running, saved
 from weft.cli import main
@@ -78,11 +79,16 @@ def test_head_is_get_without_its_body(path: str, service: Running) -> None:
     assert content
 
 
-@pytest.mark.parametrize("size", [60_000, 66_000, 70_000, 100_000, 200_000])
-def test_a_header_has_at_most_64_kib(size: int, service: Running) -> None:
+@pytest.mark.parametrize("size", [15_000, 20_000, 400_000])
+def test_a_header_has_at_most_16_kib_besides_what_is_read_at_once(size: int, service: Running) -> None:
     header = b"GET /live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nX-Long: " + b"a" * size
-    answer = service.raw(header + b"\r\n\r\n")
-    assert status_of(answer) == (200 if size < 65_536 else 400)
+    with socket.create_connection(("127.0.0.1", service.port), timeout=60) as sock:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            sock.sendall(header)
+            time.sleep(0.3)  # read before the end
+            sock.sendall(b"\r\n\r\n")
+        answer = read_all(sock)
+    assert status_of(answer) == (200 if size < 16_000 else 400)
 
 
 WIRE = {
@@ -102,8 +108,8 @@ WIRE = {
     "no HTTP": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\0" * 100, 400),
     "a header without end": (b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 500_000, 400),
     "headers without end": (b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"X-A: b\r\n" * 100_000, 400),
-    "two hosts": (b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\nConnection: close\r\n\r\n", 421),
-    "no host": (b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n", 421),
+    "two hosts": (b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\nConnection: close\r\n\r\n", 400),
+    "no host": (b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n", 400),
     "another protocol": (
         b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close, Upgrade\r\nUpgrade: websocket\r\n\r\n",
         200,
@@ -146,23 +152,16 @@ def test_fifty_slow_clients_hold_nobody_up(service: Running) -> None:
             stack.enter_context(socket.create_connection(("127.0.0.1", service.port), timeout=120)) for _ in range(50)
         ]
         for i, sock in enumerate(slow):
-            sock.sendall(b"POST /pre" if i % 2 else POST + b"Content-Length: 1000\r\n\r\nab")
+            sock.sendall(POST + b"X-" if i % 2 else POST + b"Content-Length: 1000\r\n\r\nab")
         assert service.ask(body=picture(0))[0] == 200  # while all fifty are connected
-        for _ in range(3):  # a byte now and then does not buy time
+        for _ in range(3):  # a byte now and then does not buy time for a body; for a header, a proxy has the limit
             time.sleep(0.8)
-            for sock in slow:
+            for sock in slow[::2]:
                 with contextlib.suppress(OSError):
                     sock.sendall(b"x")
-        for i, sock in enumerate(slow):
-            answer = b"".join(iter(lambda sock=sock: _received(sock), b""))
-            assert answer == b"" if i % 2 else status_of(answer) == 408
-
-
-def _received(sock: socket.socket) -> bytes:
-    try:
-        return sock.recv(1 << 16)
-    except ConnectionResetError:
-        return b""
+        for sock in slow[::2]:
+            assert status_of(read_all(sock)) == 408
+        assert service.ask(body=picture(0))[0] == 200
 
 
 def test_it_finishes_what_it_accepted(model_dir: Path) -> None:
@@ -224,20 +223,28 @@ def test_who_sends_a_large_body_learns_that_the_service_stops(model_dir: Path) -
 
 def test_workers_that_cannot_start_are_an_error(model_dir: Path) -> None:
     program = (
+        "import sys\n"
+        "from dataclasses import replace\n"
         "import weft.serve.server as s\n"
-        "class Fails(s.Process):\n"
-        "    pid, exitcode = 1 << 22, s.STARTUP_FAILURE\n"
-        "    def start(self): pass\n"
-        "    def join(self): pass\n"
-        "    def kill(self): pass\n"
-        "    def terminate(self): pass\n"
-        "    def is_alive(self, timeout): return False\n"
-        "s.Process = Fails\n"
-        "import uvicorn.supervisors.multiprocess as m\n"
-        "m.Process = Fails\n"
+        "from weft.cli import main\n"
+        "choice = s._choice_of\n"
+        "s._choice_of = lambda settings: (replace(settings, runtime='onnx'), choice(settings)[1])\n"
+        f"sys.exit(main(['serve', {str(model_dir)!r}, '--port', '0', '--workers', '2']))"
     )
-    with running(model_dir, "--workers", "2", program=program) as service:
-        assert service.process.wait(60) == 1
+    done = forked.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert "a process of the service cannot start: runtime onnx needs an export" in done.stderr
+    assert "http://" not in done.stderr
+
+
+def test_a_model_that_cannot_be_loaded_is_an_error_before_any_worker_starts(model_dir: Path, tmp_path: Path) -> None:
+    folder = saved(tmp_path / "model")
+    (folder / "model.safetensors").write_bytes(b"damaged")
+    arguments = ["serve", str(folder), "--port", "0", "--workers", "2"]
+    code = f"import sys; from weft.cli import main; sys.exit(main({arguments!r}))"
+    done = forked.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, "Traceback" in done.stderr) == (4, False)
+    assert done.stderr.splitlines()[-1].startswith("weft: "), done.stderr
 
 
 @pytest.mark.slow
@@ -298,12 +305,13 @@ def test_a_worker_that_dies_is_missed_by_nobody_for_long(tmp_path: Path) -> None
         time.sleep(0.2)
         assert {ask() for _ in range(10)} == {before}
         _until(lambda: [pid for pid in children(service.process.pid) if pid not in first], 1)
-        ready = time.monotonic()
         saved(folder, seed=1)
-        while before in {ask() for _ in range(20)}:  # until both have the new one; one that begins now has it anyway
+        for _ in range(3):  # all but the first are one reload after it
             os.kill(service.process.pid, signal.SIGHUP)
+        begun = time.monotonic()
+        while before in {ask() for _ in range(20)}:  # until both have the new one
             time.sleep(1)
-            assert time.monotonic() - ready < 120
+            assert time.monotonic() - begun < 240
         text = service.ask("/metrics", headers=own)[1].decode()
         counted = [float(line.split()[-1]) for line in text.splitlines() if line.startswith("weft_images_total{")]
         assert sum(counted) >= 20

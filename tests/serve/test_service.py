@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import gc
 import hashlib
 import io
 import itertools
@@ -13,13 +12,14 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import struct
 import subprocess
 import sys
 import threading
 import time
-import weakref
+import traceback
 import zlib
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
@@ -30,6 +30,7 @@ import httpx2
 import numpy as np
 import pytest
 import torch
+import uvicorn.supervisors.multiprocess
 from PIL import Image
 from starlette.requests import Request
 from uvicorn.config import STARTUP_FAILURE
@@ -42,14 +43,15 @@ from weft.data.preprocessing import eval_transform
 from weft.deploy import export, open_model, runtimes
 from weft.deploy.select import candidates
 from weft.errors import CheckpointError, UsageError
-from weft.inference.predictor import Predictor
+from weft.inference.predictor import NonFiniteError, Predictor
 from weft.interpret import explain
-from weft.serve import app, decoding, guard, server
+from weft.serve import decoding, guard, server
+from weft.serve import service as service_module
 from weft.serve.app import create_app
 from weft.serve.metrics import MULTIPROC_DIR
-from weft.serve.protocol import GuardedProtocol
 from weft.serve.settings import Settings
 from weft.train import predict
+from weft.version import __version__
 
 
 @pytest.fixture(scope="module")
@@ -316,7 +318,7 @@ def test_its_own_page_may_ask(model_dir: Path) -> None:
         for name in ("app.js", "style.css", "icon.svg"):
             assert f'"/page/{name}"' in page.text
             assert (await client.get(f"/page/{name}")).status_code == 200
-        for path in ("/page/index.html", "/page/..%2fapp.py", "/page/%2e%2e/app.py", "/docs", "/redoc"):
+        for path in ("/page/index.htm", "/page/", "/page/..%2fapp.py", "/page/%2e%2e/app.py", "/docs", "/redoc"):
             assert (await client.get(path)).status_code == 404, path
 
     with_client(body, model_dir)
@@ -536,7 +538,6 @@ def test_the_description_names_every_way_in(model_dir: Path) -> None:
 
 
 def test_a_model_without_class_names_answers_in_numbers(tmp_path: Path) -> None:
-    from weft.checkpoints import save_model_dir
 
     save_model_dir(lively("ceit_nano_32", num_classes=3), tmp_path / "model")
 
@@ -606,25 +607,27 @@ def test_the_best_export_beside_the_model_answers(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (dict(runtime="tensorrt"), "runtime must be one of auto, torch, openvino, onnx; got 'tensorrt'"),
-        (dict(port=70000), "port must be from 0 to 65535; got 70000"),
-        (dict(max_batch=0), "max_batch must be from 1 to 4096; got 0"),
-        (dict(max_batch=4097), "max_batch must be from 1 to 4096; got 4097"),
-        (dict(port=3.5), "port must be a whole number; got 3.5"),
-        (dict(workers=None), "workers must be a whole number; got None"),
-        (dict(timeout="3"), "timeout must be a number; got '3'"),
+        (dict(port=70000), "port must be a whole number at least 0 and at most 65535; got 70000"),
+        (dict(max_batch=0), "max_batch must be a whole number at least 1 and at most 4096; got 0"),
+        (dict(max_batch=4097), "max_batch must be a whole number at least 1 and at most 4096; got 4097"),
+        (dict(port=3.5), "port must be a whole number at least 0 and at most 65535; got 3.5"),
+        (dict(workers=None), "workers must be a whole number at least 1 and at most 1024; got null"),
+        (dict(timeout="3"), "timeout must be a number above 0 and at most 3600; got '3'"),
         (dict(device="tpu"), "device must be one of auto, cpu, cuda, mps; got 'tpu'"),
         (dict(precision="int3"), "precision must be one of auto, fp32, bf16; got 'int3'"),
-        (dict(threads=-4), "threads must be at least 1; got -4"),
-        (dict(threads=5000), "threads must be at most 1024; got 5000"),
-        (dict(reject_at_error=7.0), "reject_at_error must be a share of errors from 0 to below 1; got 7"),
-        (dict(max_latency_ms=0), "max_latency_ms must be above 0 and at most 60000 milliseconds; got 0"),
-        (dict(timeout=0), "timeout must be above 0 and at most 3600 seconds"),
-        (dict(timeout=float("nan")), "timeout must be above 0 and at most 3600 seconds"),
-        (dict(max_wait_ms=-1), "max_wait_ms must be from 0 to 1000 milliseconds; got -1"),
+        (dict(threads=-4), "threads must be a whole number at least 1 and at most 1024; got -4"),
+        (dict(threads=5000), "threads must be a whole number at least 1 and at most 1024; got 5000"),
+        (dict(reject_at_error=7.0), "reject_at_error must be a number at least 0 and at most 1; got 7"),
+        (dict(max_latency_ms=0), "max_latency_ms must be a number above 0 and at most 60000; got 0"),
+        (dict(timeout=0), "timeout must be a number above 0 and at most 3600; got 0"),
+        (dict(timeout=float("nan")), "timeout must be a number above 0 and at most 3600; got nan"),
+        (dict(max_wait_ms=-1), "max_wait_ms must be a number at least 0 and at most 1000; got -1"),
         (dict(max_queue=8, max_images=9), "max_queue must be at least max_images, 9, so that one request fits; got 8"),
         (dict(is_open=True, token="x"), "got both WEFT_TOKEN and --no-token"),
         (dict(proxies=("bad",)), r"A proxy must be an address, a network such as 10.0.0.0/8, or \*; got 'bad'"),
         (dict(names=("a b",)), "A name must be a host name without a port; got 'a b'"),
+        (dict(names="a"), "names must be a list; got 'a'"),
+        (dict(is_open=1), "is_open must be true or false; got 1"),
         (dict(names=("a:80",)), "A name must be a host name without a port; got 'a:80'"),
     ],
 )
@@ -695,21 +698,30 @@ def test_a_damaged_neighbour_is_told_and_skipped(tmp_path: Path, damage: str) ->
         Predictor.open(tmp_path / "onnx")
 
 
+class Ends(Exception):
+    """Ends a service that is not to run."""
+
+
 def test_exports_are_timed_with_the_threads_of_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[int | None] = []
-    monkeypatch.setattr(server, "load_predictor", lambda settings: used.append(settings.threads))
-    monkeypatch.setattr(server, "_serve_in_processes", lambda settings, *_: used.append(settings.threads))
+
+    def choice_of(settings: Settings) -> None:
+        used.append(settings.threads)
+        raise Ends
+
+    monkeypatch.setattr(server, "_choice_of", choice_of)
     monkeypatch.setattr(server, "num_threads", lambda: 6)
-    server.serve(Settings(run="model", port=0, workers=2))
-    assert used == [3, 3]
+    with pytest.raises(Ends):
+        server.serve(Settings(run="model", port=0, workers=2))
+    assert used == [3]
 
 
 def test_the_threads_are_set_before_the_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """On every server: `weft serve`, Ray Serve and others."""
     calls: list[object] = []
-    monkeypatch.setattr(app, "set_num_threads", calls.append)
+    monkeypatch.setattr(service_module, "set_num_threads", calls.append)
     monkeypatch.setattr(Predictor, "open", lambda run, **_: calls.append(run))
-    app.load_predictor(Settings(run="model", threads=2))
+    service_module.load_predictor(Settings(run="model", threads=2))
     assert calls == [2, "model"]
 
 
@@ -722,9 +734,8 @@ def test_a_host_that_is_no_host_name(host: str) -> None:
 METRICS = """
 import sys
 from weft.serve.metrics import Metrics
-metrics = Metrics(("/",), "torch", "fp32")
+metrics = Metrics()
 metrics.waiting.set(int(sys.argv[1]))
-metrics.set_model("onnx", "int8")
 print(metrics.text().decode())
 """
 
@@ -735,8 +746,7 @@ def test_metrics_of_several_processes(tmp_path: Path, monkeypatch: pytest.Monkey
         done = subprocess.run([sys.executable, "-c", METRICS, waiting], capture_output=True, text=True, check=True)
     lines = done.stdout.splitlines()
     assert "weft_waiting_images 5.0" in lines
-    (info,) = [line for line in lines if line.startswith("weft_build_info{")]
-    assert 'precision="int8",runtime="onnx"' in info
+    assert f'weft_build_info{{version="{__version__}"}} 1.0' in lines
 
 
 class Worker:
@@ -751,10 +761,15 @@ class Worker:
     def is_ready(self, timeout: float) -> bool:
         return self.ready and self.exitcode is None
 
+    def wait_until_ready(self, timeout: float, should_exit: object) -> bool:
+        return self.ready
+
     def is_alive(self, timeout: float) -> bool:
         return self.exitcode is None
 
     def kill(self) -> None: ...
+
+    def terminate(self) -> None: ...
 
     def join(self) -> None: ...
 
@@ -762,53 +777,91 @@ class Worker:
         self.started = True
 
 
+METADATA = {"architecture": "x", "classes": [], "runtime": "torch", "precision": "fp32"}
+
+
 @pytest.fixture
 def supervisor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> server._Supervisor:
+    """One that has not installed its signal handlers, of workers that are not processes."""
     monkeypatch.setenv(MULTIPROC_DIR, str(tmp_path))
-    monkeypatch.setattr(server, "Process", Worker)
-    monkeypatch.setattr(server, "RESTART_SECONDS", 0)
-    made = server._Supervisor.__new__(server._Supervisor)
-    made.should_exit, made.sockets = threading.Event(), []
-    made.config = SimpleNamespace(timeout_worker_healthcheck=1)
+    monkeypatch.setattr(uvicorn.supervisors.multiprocess, "Process", Worker)
+    monkeypatch.setattr(uvicorn.supervisors.multiprocess, "SIGNALS", {})
+    monkeypatch.setattr(server, "_choice_of", lambda settings: (settings, METADATA))
+    announced: list[Any] = []
+    made = server._Supervisor(Settings(run="x", workers=2), None, announced.append)
+    made.announced = announced
     return made
 
 
 def test_a_worker_that_has_ended_has_no_gauges(supervisor: server._Supervisor, tmp_path: Path) -> None:
-    supervisor.processes = [Worker(ended=1), Worker()]
+    supervisor.processes = [Worker(), Worker()]
+    supervisor.keep_subprocess_alive()
     gone, other = (process.pid for process in supervisor.processes)
     for pid in (gone, other):
         (tmp_path / f"gauge_livesum_{pid}.db").touch()
+    supervisor.processes[0].exitcode = 1
     supervisor.keep_subprocess_alive()
     assert [file.name for file in tmp_path.iterdir()] == [f"gauge_livesum_{other}.db"]
     assert supervisor.processes[0].started
     assert [process.pid == other for process in supervisor.processes] == [False, True]
 
 
-@pytest.mark.parametrize("has_served", [False, True])
-def test_a_worker_that_cannot_start_ends_the_service_only_if_none_ever_did(
-    has_served: bool, supervisor: server._Supervisor
-) -> None:
-    supervisor.processes = [Worker(is_ready=has_served), Worker(ended=STARTUP_FAILURE)]
+def test_a_worker_that_cannot_start_ends_the_service(supervisor: server._Supervisor) -> None:
+    supervisor.processes = [Worker(), Worker(ended=STARTUP_FAILURE)]
     supervisor.keep_subprocess_alive()
-    assert (supervisor.should_exit.is_set(), supervisor.has_failed) == (not has_served, not has_served)
-    assert supervisor.processes[1].started == has_served
+    assert supervisor.should_exit.is_set()
 
 
-def test_a_worker_that_starts_reloads_when_it_is_ready(
-    supervisor: server._Supervisor, monkeypatch: pytest.MonkeyPatch
+def test_a_service_with_workers_is_open_when_the_first_one_is_ready(supervisor: server._Supervisor) -> None:
+    supervisor.processes = [Worker(is_ready=False), Worker(is_ready=False)]
+    supervisor.keep_subprocess_alive()
+    assert supervisor.announced == []
+    supervisor.processes[1].ready = True
+    for _ in range(2):
+        supervisor.keep_subprocess_alive()
+        assert supervisor.announced == [METADATA]
+
+
+def test_a_reload_replaces_the_workers_by_those_of_the_new_choice(
+    supervisor: server._Supervisor, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It may have read the model before it changed; the signal would end it before it is ready."""
-    sent: list[int] = []
-    monkeypatch.setattr(server.os, "kill", lambda pid, signal: sent.append(pid))
-    first, late = supervisor.processes = [Worker(), Worker(is_ready=False)]
+    """Also those that still start: they may have read the model before it changed."""
+    supervisor.processes = first = [Worker(), Worker(is_ready=False)]
+    first = list(first)
+    supervisor.keep_subprocess_alive()
+    chosen = Settings(run="other", workers=2)
+    monkeypatch.setattr(server, "_choice_of", lambda settings: (chosen, METADATA))
     supervisor.handle_hup()
-    for _ in range(2):
-        supervisor.keep_subprocess_alive()
-        assert sent == [first.pid]
-    late.ready = True
-    for _ in range(2):
-        supervisor.keep_subprocess_alive()
-        assert sent == [first.pid, late.pid]
+    assert not set(first) & set(supervisor.processes)
+    assert supervisor.config.app.args[1] is chosen
+    assert supervisor.config.timeout_worker_healthcheck == server.HEALTH_SECONDS
+    assert "the model was reloaded." in capsys.readouterr().err
+
+
+def test_signals_that_come_together_are_one_reload(supervisor: server._Supervisor) -> None:
+    calls: list[str] = []
+    supervisor.restart_all = lambda: calls.append("reload")
+    supervisor.handle_ttou = lambda: calls.append("one less")
+    uvicorn.supervisors.multiprocess.SIGNALS.update({signal.SIGHUP: "HUP", signal.SIGTTOU: "TTOU"})
+    supervisor.signal_queue += [signal.SIGHUP, signal.SIGHUP, signal.SIGTTOU, signal.SIGHUP]
+    supervisor.handle_signals()
+    assert sorted(calls) == ["one less", "reload"]
+
+
+def test_a_model_that_cannot_be_loaded_leaves_the_workers(
+    supervisor: server._Supervisor, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    supervisor.processes = first = [Worker(), Worker()]
+
+    def choice_of(settings: Settings) -> None:
+        raise CheckpointError("x must have weights; it has none.")
+
+    monkeypatch.setattr(server, "_choice_of", choice_of)
+    supervisor.handle_hup()
+    assert supervisor.processes is first
+    assert capsys.readouterr().err == (
+        "weft: the model was not reloaded; the current model keeps serving: x must have weights; it has none.\n"
+    )
 
 
 def test_a_reload_that_is_asked_for_during_another_one_follows_it(
@@ -821,7 +874,7 @@ def test_a_reload_that_is_asked_for_during_another_one_follows_it(
         go.wait(20)
         return SimpleNamespace(metadata={"runtime": "onnx", "precision": f"of load {loads[-1]}"})
 
-    monkeypatch.setattr(app, "load_predictor", load)
+    monkeypatch.setattr(service_module, "load_predictor", load)
 
     async def body(client: httpx2.AsyncClient) -> None:
         client.service.begin_reload()
@@ -843,12 +896,12 @@ def test_the_limit_of_batches_stays_for_a_model_that_runs_alike(
 
     async def body(client: httpx2.AsyncClient) -> None:
         client.service.max_batch = 7
-        monkeypatch.setattr(app, "_max_batch", lambda *_: 3)
+        monkeypatch.setattr(service_module, "_max_batch", lambda *_: 3)
         client.service.begin_reload()
         await until(lambda: not client.service.is_reloading)
         assert client.service.batcher.max_batch == client.service.max_batch == 7
         other = SimpleNamespace(metadata=client.service.predictor.metadata | {"runtime": "onnx"})
-        monkeypatch.setattr(app, "load_predictor", lambda settings: other)
+        monkeypatch.setattr(service_module, "load_predictor", lambda settings: other)
         client.service.begin_reload()
         await until(lambda: not client.service.is_reloading)
         assert client.service.batcher.max_batch == client.service.max_batch == 3
@@ -858,11 +911,11 @@ def test_the_limit_of_batches_stays_for_a_model_that_runs_alike(
 
 def test_a_service_stops_while_it_loads_a_model(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     go = threading.Event()
-    services: list[app.Service] = []
+    services: list[service_module.Service] = []
 
     async def body(client: httpx2.AsyncClient) -> None:
         services.append(client.service)
-        monkeypatch.setattr(app, "load_predictor", lambda settings: go.wait(60))
+        monkeypatch.setattr(service_module, "load_predictor", lambda settings: go.wait(60))
         client.service.begin_reload()
         await until(lambda: client.service.is_loading)
 
@@ -871,21 +924,6 @@ def test_a_service_stops_while_it_loads_a_model(model_dir: Path, monkeypatch: py
     assert time.monotonic() - begun < 40
     assert services[0].is_loading
     go.set()
-
-
-def test_class_names_that_are_no_text(tmp_path: Path) -> None:
-    """Linux allows any bytes in the name of a folder."""
-    names = ["caf\udce9", "b", "c", "d"]
-    save_model_dir(lively("levit_nano_32", num_classes=4), tmp_path / "model", label_names=names)
-
-    async def body(client: httpx2.AsyncClient) -> None:
-        response = await client.post("/predict", content=picture(0), headers={"content-type": "image/png"})
-        assert response.status_code == 200
-        assert {one["class"] for one in response.json()["answers"][0]["top"]} == set(names)
-        model = await client.get("/model")
-        assert (model.status_code, model.json()["classes"]) == (200, names)
-
-    with_client(body, tmp_path / "model", max_batch=1)
 
 
 def test_no_process_for_decoding_can_be_started(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -897,35 +935,13 @@ def test_no_process_for_decoding_can_be_started(model_dir: Path, monkeypatch: py
             decoder.kill()
         request = dict(content=picture(0), headers={"content-type": "image/png"})
         with monkeypatch.context() as patch:
-            patch.setattr(decoding.subprocess, "Popen", fail)
+            patch.setattr(decoding.SPAWN.Process, "start", fail)
             response = await client.post("/predict", **request)
             assert (response.status_code, response.json()["error"]["code"]) == (503, "busy")
             assert response.headers["retry-after"] == "1"
         assert (await client.post("/predict", **request)).status_code == 200
 
     with_client(body, model_dir, max_batch=1)
-
-
-def test_unread_bytes_of_small_responses_end_the_connection(model_dir: Path) -> None:
-    """Fewer than asyncio's own limit of 64 KiB, of a client that reads nothing."""
-    ended: list[float] = []
-
-    async def body() -> None:
-        application = create_app(Settings(run=str(model_dir), read_timeout=0.5))
-        config = server._config(application.state.service.settings, application)
-        config.load()
-        protocol = GuardedProtocol(config, ServerState(), {})
-        loop, lost = asyncio.get_running_loop(), protocol.connection_lost
-        protocol.connection_lost = lambda error: (ended.append(loop.time()), lost(error))
-        own, client = socket.socketpair()
-        with client:
-            own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-            own.setblocking(False)
-            await loop.connect_accepted_socket(lambda: protocol, own)
-            client.sendall(3 * b"GET /page/app.js HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            await until(lambda: bool(ended), 10)
-
-    asyncio.run(body())
 
 
 def test_the_limit_on_open_files_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -941,24 +957,14 @@ def test_the_limit_on_open_files_is_raised(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_refused_body_frees_its_memory_before_the_rest_is_read(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held: list[int] = []
-
-    async def discard(request: Any) -> None:
-        held.append(reader.held)
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": bytes(600), "more_body": True}
-
-    async def body() -> None:
-        request = Request({"type": "http", "headers": []}, receive)
-        with pytest.raises(guard.RequestError, match="at most 1,000 bytes"):
-            async with reader.body(request):
-                pass
-
-    monkeypatch.setattr(guard, "_discard_rest", discard)
     reader = guard.BodyReader(Settings(run=str(model_dir), max_bytes=1000))
-    asyncio.run(body())
-    assert (held, reader.held) == ([0], 0)
+    sender = Sender(4000)
+    with pytest.raises(guard.RequestError, match="at most 1,000 bytes") as caught:
+        asyncio.run(entered(reader, sender))
+    assert (sender.received, reader.held) == (1, 0)
+    parts = [frame.f_locals["parts"] for frame, _ in traceback.walk_tb(caught.tb) if "parts" in frame.f_locals]
+    assert parts
+    assert not any(parts)
 
 
 class Sender:
@@ -974,23 +980,40 @@ class Sender:
         return {"type": "http.request", "body": self.parts.pop(0), "more_body": bool(self.parts)}
 
 
+async def entered(reader: guard.BodyReader, sender: Sender) -> None:
+    async with reader.body(sender.request):
+        pass
+
+
 async def refusal(reader: guard.BodyReader, sender: Sender) -> int:
     """The status of a refused body."""
     with pytest.raises(guard.RequestError) as caught:
-        async with reader.body(sender.request):
-            pass
+        await entered(reader, sender)
     return caught.value.status
 
 
-@pytest.mark.parametrize(("headers", "received"), [({}, 2), ({"expect": "100-continue"}, 0)])
-def test_a_body_that_is_refused_by_its_length_is_received(
-    headers: dict[str, str], received: int, model_dir: Path
-) -> None:
-    """A client that has not sent all of it sees a broken connection instead of the reason; unless it waits to send."""
-    sender = Sender(4000, content_length="4000", **headers)
-    reader = guard.BodyReader(Settings(run=str(model_dir), max_bytes=1000))
-    assert asyncio.run(refusal(reader, sender)) == 413
-    assert (sender.received, reader.held) == (received, 0)
+def test_a_body_that_is_refused_by_its_length_is_received_after_the_response(model_dir: Path) -> None:
+    """A client that has not sent all of it would see a broken connection instead of the reason."""
+    sender, order = Sender(4000, host="localhost", content_length="4000"), []
+
+    async def refuse(scope: Any, receive: Any, send: Any) -> None:
+        async with reader.body(Request(scope, receive)):
+            pass
+
+    async def receive() -> dict[str, Any]:
+        order.append("received")
+        return await sender.receive()
+
+    async def send(message: dict[str, Any]) -> None:
+        order.append((message["type"], message.get("status"), len(message.get("body", b"")) > 0))
+
+    settings = Settings(run=str(model_dir), max_bytes=1000)
+    reader = guard.BodyReader(settings)
+    scope = {"type": "http", "method": "POST", "path": "/predict", "headers": sender.request.scope["headers"]}
+    asyncio.run(guard.Guard(refuse, settings, lambda *_: None)(scope, receive, send))
+    start, body, end = ("http.response.start", 413, False), ("http.response.body", None, True), ("http.response.body",)
+    assert order == [start, body, "received", "received", (*end, None, False)]
+    assert reader.held == 0
 
 
 def test_bodies_share_their_memory_and_the_last_one_too_many_is_told_to_come_again(
@@ -1005,7 +1028,7 @@ def test_bodies_share_their_memory_and_the_last_one_too_many_is_told_to_come_aga
             for _ in range(2):
                 assert len(await stack.enter_async_context(reader.body(Sender(1000).request))) == 1000
             assert await refusal(reader, late := Sender(1000)) == 503
-            assert (late.received, reader.held) == (2, 2000)
+            assert (late.received, reader.held) == (1, 2000)
         async with reader.body(Sender(1000).request):
             assert reader.held == 1000
 
@@ -1018,34 +1041,22 @@ def test_a_token_is_what_a_header_can_hold(token: str, model_dir: Path) -> None:
         Settings(run=str(model_dir), token=token)
 
 
-def test_workers_reload_one_after_another(model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    replies = [False, False, True]
+def test_a_reload_is_counted(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     new = SimpleNamespace(metadata={"runtime": "onnx", "precision": "int8"})
-    monkeypatch.setattr(app, "lock_file", lambda descriptor: replies.pop(0))
-
-    def load(settings: Settings) -> Any:
-        assert not replies, "another process reloads"
-        return new
 
     async def body(client: httpx2.AsyncClient) -> None:
-        monkeypatch.setenv(MULTIPROC_DIR, str(tmp_path))
-        monkeypatch.setattr(app, "load_predictor", load)
+        monkeypatch.setattr(service_module, "load_predictor", lambda settings: new)
         client.service.begin_reload()
         await until(lambda: client.service.predictor is new)
-        monkeypatch.delenv(MULTIPROC_DIR)
-        text = (await client.get("/metrics")).text
-        (info,) = [line for line in text.splitlines() if line.startswith("weft_build_info{")]
-        assert 'precision="int8",runtime="onnx"' in info
-        assert 'weft_reloads_total{outcome="done"} 1.0' in text
+        assert 'weft_reloads_total{outcome="done"} 1.0' in (await client.get("/metrics")).text
 
     with_client(body, model_dir, max_batch=1)
 
 
-@pytest.mark.xfail(strict=True, reason="part 3 of the third house: it is a disconnect")
 def test_two_requests_in_one_write_of_a_client_that_leaves_are_no_internal_error(
     model_dir: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """uvicorn begins the second one after the connection is lost; the event loop of uvloop refuses its response."""
+    """The second one is not begun after the connection is lost; the event loop of uvloop would refuse its response."""
     uvloop = pytest.importorskip("uvloop")
     responses: list[int] = []
 
@@ -1059,58 +1070,47 @@ def test_two_requests_in_one_write_of_a_client_that_leaves_are_no_internal_error
         own, client = socket.socketpair()
         async with application.router.lifespan_context(application):
             own.setblocking(False)
-            protocol = GuardedProtocol(config, ServerState(), {})
+            protocol = config.http_protocol_class(config, ServerState(), {})
             await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, own)
             with client:
                 head = f"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(picture(0))}\r\n\r\n"
                 client.sendall(head.encode() + picture(0) + b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            await until(lambda: len(responses) == 2)
+            await until(lambda: len(responses) > 0)
+            await asyncio.sleep(0.2)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(body())
-    assert responses[0] == 499
+    assert responses == [499]
     assert "Traceback" not in capfd.readouterr().err
 
 
-@pytest.mark.xfail(strict=True, reason="part 3 of the third house: the parent keeps no model")
-def test_the_parent_of_the_workers_keeps_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Model:
-        def __init__(self) -> None:
-            self.metadata = {"architecture": "x", "classes": [], "runtime": "torch", "precision": "fp32"}
+def test_the_parent_of_the_workers_loads_no_model(model_dir: Path) -> None:
+    code = (
+        "import sys\n"
+        "from weft.serve import server\n"
+        "from weft.serve.settings import Settings\n"
+        f"chosen, metadata = server._choice_of(Settings(run={str(model_dir)!r}, workers=2))\n"
+        "assert 'torch' not in sys.modules\n"
+        "print(chosen.run, chosen.runtime, metadata['precision'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(model_dir), "torch", "fp32"]
 
-    models: list[weakref.ref[Model]] = []
 
-    def load(settings: Settings) -> Model:
-        model = Model()
-        models.append(weakref.ref(model))
-        return model
+@pytest.mark.parametrize(
+    ("error", "kind"), [(NonFiniteError(), CheckpointError), (UsageError("x must be y; got z."), UsageError)]
+)
+def test_why_no_model_is_chosen_is_told(error: Exception, kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The type of the error is that of a module that the parent has imported."""
+    sent: list[Any] = []
 
-    def work(*_: object) -> None:
-        gc.collect()
-        assert [model() for model in models] == [None]
+    def load(settings: Settings) -> None:
+        raise error
 
     monkeypatch.setattr(server, "load_predictor", load)
-    monkeypatch.setattr(server, "_serve_in_processes", work)
-    server.serve(Settings(run="x", port=0, workers=2))
-
-
-@pytest.mark.xfail(strict=True, reason="part 3 of the third house: the first worker that is ready opens the service")
-def test_a_service_with_workers_is_open_when_the_first_one_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    opened: list[bool] = []
-
-    class Starting(server._Supervisor):
-        def __init__(self, config: object, sockets: object) -> None:
-            self.should_exit, self.sockets = threading.Event(), sockets
-            self.config, self.processes = SimpleNamespace(timeout_worker_healthcheck=1), [Worker(is_ready=False)]
-
-        def run(self) -> None:
-            self.keep_subprocess_alive()
-            assert opened == []
-
-    monkeypatch.setattr(server, "_Supervisor", Starting)
-    monkeypatch.setenv(MULTIPROC_DIR, "")
-    monkeypatch.setenv(server.SETTINGS_VARIABLE, "")
-    server._serve_in_processes(Settings(run="x", workers=2), None, lambda: opened.append(True))
+    monkeypatch.setattr(server.signal, "signal", lambda *_: None)
+    server._choose(Settings(run="x"), SimpleNamespace(send=sent.append))
+    assert sent == [(kind, str(error))]
 
 
 LOADING = """
@@ -1122,16 +1122,15 @@ def load(settings):
     print("loading", flush=True)
     time.sleep(600)
 
-server.create_app = load
-server.os.environ[server.SETTINGS_VARIABLE] = server.json.dumps(server.asdict(Settings(run="x", workers=2)))
-config = server._config(Settings(run="x", port=0, workers=2), "weft.serve.server:from_environment")
-uvicorn.Server(config).run()
+server.load_predictor = load
+settings = Settings(run="x", port=0, workers=2)
+app = server.functools.partial(server.worker_app, settings, settings, server.SPAWN.Event())
+uvicorn.Server(server._config(settings, app)).run()
 """
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGTERM that a process can handle")
-@pytest.mark.xfail(strict=True, reason="part 3 of the third house: a worker that loads stops immediately")
 def test_a_worker_that_loads_stops_at_sigterm() -> None:
     with subprocess.Popen([sys.executable, "-c", LOADING], stdout=subprocess.PIPE) as worker:
         assert worker.stdout is not None
@@ -1163,24 +1162,48 @@ def test_batch_sizes_are_measured_on_graphs_of_the_same_kind(monkeypatch: pytest
         def predict(self, images: Any, *, overlay: bool = False) -> Any:
             return graph._run(np.stack(images))
 
-    model = Model().warmed_up(app.BATCH_SIZES[-1])
+    model = Model().warmed_up(service_module.BATCH_SIZES[-1])
     used.clear()
-    app._max_batch(Settings(run="x", runtime="openvino"), model)
+    service_module._max_batch(Settings(run="x", runtime="openvino"), model)
     assert {size for size, _ in used} >= {1, 2}
     assert len({kind for _, kind in used}) == 1
 
 
-@pytest.mark.xfail(strict=True, reason="part 3 of the third house: decoders over multiprocessing.Pipe")
 def test_a_decoder_that_is_killed_after_its_result_was_read_decodes_no_other_image(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The deadline passes between the read and the end of the timer."""
     killed = threading.Event()
-    process = SimpleNamespace(stdin=io.BytesIO(), stdout=io.BytesIO(), poll=lambda: None, kill=killed.set, wait=int)
-    decoder = decoding._DecoderProcess(0)
+    process = SimpleNamespace(is_alive=lambda: True, kill=killed.set, join=lambda: None)
+    decoder = decoding._Decoder(0)
     decoder.process = process
-    monkeypatch.setattr(decoding, "_receive", lambda pipe: ({"reason": "zero-byte", "detail": ""}, b""))
-    validated = decoding._validated
-    monkeypatch.setattr(decoding, "_validated", lambda *args: (killed.wait(10), validated(*args))[1])
-    assert decoder.decode((b"", None, 1), 0.01).reason == "zero-byte"
+    decoder.pipe = SimpleNamespace(send=print, send_bytes=len, close=lambda: None)
+    bad = decoding.BadImage("The image", "zero-byte")
+    monkeypatch.setattr(decoding, "_received", lambda *_: (killed.wait(10), bad)[1])
+    assert decoder.decode(b"", None, 1, 0.01) is bad
     assert decoder.process is not process
+
+
+@pytest.mark.parametrize(
+    ("header", "data"),
+    [
+        (b"[1, 2", b"123"),
+        (b"{}", b"123"),
+        (b"[]", b"123"),
+        (b'{"reason": ["x"], "detail": ""}', b""),
+        (b'{"reason": 1, "detail": ""}', b""),
+        (b'{"reason": "no such reason", "detail": ""}', b""),
+        (b'{"size": [1]}', b"\0" * 12),
+        (b'{"size": ["one", 1]}', b"\0" * 12),
+        (b'{"size": [1, 1]}', b"\0" * 11),
+        (b'{"size": [1, 1]}', b"\0" * 13),
+        (b" " * (decoding.MAX_HEADER_BYTES + 1), b""),
+    ],
+)
+def test_a_decoder_that_was_taken_over_can_send_no_result(header: bytes, data: bytes) -> None:
+    crop = eval_transform(dict(input_size=(3, 2, 2), mean=(0, 0, 0), std=(1, 1, 1)))
+    ours, theirs = decoding.SPAWN.Pipe()
+    theirs.send_bytes(header)
+    theirs.send_bytes(data)
+    with pytest.raises((OSError, EOFError, LookupError, TypeError, ValueError)):
+        decoding._received(ours, crop)

@@ -26,7 +26,7 @@ from weft.deploy import open_model
 from weft.errors import DataError, UsageError
 from weft.intervals import Estimate
 from weft.recipes import Recipe, load_recipe
-from weft.study import candidates, compare, engine, forms, halving, load_study, protocol
+from weft.study import candidates, compare, engine, forms, halving, load_study, protocol, stages
 from weft.study import comparison as comparing
 from weft.study.advice import advise, pareto
 from weft.study.candidates import candidates_of, find_weights, recipe_from_scratch, study_of, with_weights
@@ -38,7 +38,7 @@ from weft.study.jobs import Job, Result
 from weft.study.plan import Study
 from weft.study.report import frontier_figure
 from weft.study.result import ExperimentResult, Form, Limits, Row
-from weft.train import evaluate
+from weft.train import evaluate, timing
 from weft.train.decisions import fill_in
 from weft.train.plan import open_splits
 
@@ -161,7 +161,7 @@ def quick_forms(folder, jobs, left):
 @pytest.mark.slow
 def test_a_comparison_from_one_end_to_the_other(tmp_path, monkeypatch):
     """Two models on some of the digits, one of them of timm; then once more, under limits that nothing keeps."""
-    monkeypatch.setattr(comparing, "measure_forms", quick_forms)
+    monkeypatch.setattr(stages, "measure_forms", quick_forms)
     out = tmp_path / "out"
     done = compare("digits", models=MODELS, settings=SETTINGS, out=out, jobs=2, quiet=True)
     assert {row.name for row in done.rows} == set(MODELS)
@@ -194,7 +194,7 @@ def test_a_comparison_from_one_end_to_the_other(tmp_path, monkeypatch):
 
 
 def speed_row(model: str, way: str, precision: str, batch_size: int, ms: float) -> SpeedRow:
-    return SpeedRow(model, way, precision, "cpu", batch_size, ms, ms, 1000 * batch_size / ms, 1.0, None, 9, 1)
+    return SpeedRow(model, way, precision, "cpu", batch_size, ms, ms, 1000 * batch_size / ms, 1.0, 300.0, None, 9, 1)
 
 
 @pytest.mark.parametrize("precisions", [("fp32",), ("fp32", "bf16")])
@@ -272,9 +272,9 @@ class Machine:
         self.epochs: dict[Path, int] = {}
         self.jobs: list[Job] = []
         monkeypatch.setattr(comparing, "Budget", lambda total: Budget(total, lambda: self.now))
-        monkeypatch.setattr(comparing, "seconds_per_image", self.seconds_per_image)
+        monkeypatch.setattr(stages, "seconds_per_image", self.seconds_per_image)
         monkeypatch.setattr(engine, "start_process", self.start_process)
-        monkeypatch.setattr(comparing, "measure_forms", self.measure_forms)
+        monkeypatch.setattr(stages, "measure_forms", self.measure_forms)
         monkeypatch.setattr("weft.study.report.write_report", lambda result: None)
 
     @property
@@ -471,7 +471,7 @@ def test_steps_are_timed_in_the_precision_and_with_the_threads_of_a_run(monkeypa
         used.append((learner.recipe.precision, learner.runtime.precision, torch.get_num_threads()))
         return iter([(0.0, 1.0)] * 4)
 
-    monkeypatch.setattr(halving, "step_times", step_times)
+    monkeypatch.setattr(timing, "step_times", step_times)
     before, splits = torch.get_num_threads(), open_data("digits", SplitPlan(limit=16))
     for precision in ("bf16", "fp32"):
         Engine(threads=before + 1).call(halving.seconds_per_image, timed_recipe(precision), splits)

@@ -16,7 +16,8 @@ from sklearn.metrics import log_loss
 from tests.train.conftest import SHORT
 from weft.cli import main
 from weft.errors import UsageError
-from weft.inference.metrics import Evaluation, measure
+from weft.inference.measurement import measure
+from weft.inference.metrics import Evaluation
 from weft.train import linear_probe, run, train
 from weft.train.linear_probe import Balance, balanced_score
 from weft.train.mirrored_classes import mirrored_pairs, mirrored_text

@@ -459,9 +459,9 @@ def test_classes_that_a_table_cannot_tell_apart_are_refused(data: Path, model: P
 
 
 def test_a_name_that_is_not_utf_8_is_refused_in_a_table(data: Path, model: Path, tmp_path: Path) -> None:
-    (data / "red" / "wrong.png").rename(data / "red" / os.fsdecode(b"wrong-\xff.png"))
+    data = data.rename(data.with_name(os.fsdecode(b"photos-\xff")))
     assert review(data, run=model, quiet=True).images == 25
-    with pytest.raises(DataError, match=r"names of files in a table must be UTF-8; .*/red/wrong-"):
+    with pytest.raises(DataError, match=r"names of files in a table must be UTF-8; .*/photos-"):
         review(data, run=model, out=tmp_path / "review", quiet=True)
     assert not (tmp_path / "review").exists()
 

@@ -27,7 +27,8 @@ from weft.errors import CheckpointError, StoppedError, UsageError
 from weft.files import cache_dir
 from weft.inference import features
 from weft.inference.features import classifiers, read_features
-from weft.inference.inputs import SourcePart, evaluation_batches
+from weft.inference.inputs import SourcePart
+from weft.inference.measurement import evaluation_batches
 from weft.models.building import create_model
 from weft.models.contract import resized
 from weft.recipes import Recipe
@@ -291,7 +292,7 @@ def test_fitting_again_reads_only_new_images(photos: Path, monkeypatch: pytest.M
     compute = features._features
     monkeypatch.setattr(features, "_features", lambda *args: (seen.append(len(args[1])), compute(*args))[1])
     source = open_data(str(photos)).train
-    few = SourcePart(source, range(len(source) - 3))
+    few = SourcePart(source, places=range(len(source) - 3))
     read_features(network, evaluation_batches(few, network, 4, 0), CPU)
     seen.clear()
     read_features(network, evaluation_batches(source, network, 4, 0), CPU)

@@ -13,14 +13,13 @@ from torch.nn import functional as F
 
 from tests.evaluations import evaluation_of
 from weft.inference.conclusions import Training, conclusions
+from weft.inference.measurement import measure
 from weft.inference.metrics import (
     BINS,
     MOST_MISTAKES,
     Evaluation,
-    accuracy_lines,
     class_lines,
     class_scores,
-    measure,
 )
 from weft.runs.directory import EpochRow
 from weft.runtime import Runtime
@@ -164,12 +163,12 @@ def test_accuracies_have_their_images_and_interval() -> None:
     assert not result.as_dict()["too_few_images"]
     confusion = 9 * np.eye(10, dtype=int) + np.roll(np.eye(10, dtype=int), 1, axis=0)
     balanced = evaluation_of("abcdefghij", confusion, num_top5=98)
-    assert dict(accuracy_lines(balanced, "held-out images")) == {
+    assert dict(balanced.accuracies("held-out images")) == {
         "top-1": "90.00 % of 100 held-out images (95 % CI 82.6 to 94.5 %)",
         "top-5": "98.00 % of 100 held-out images (95 % CI 93.0 to 99.4 %)",
     }
     few = evaluation_of("abcde", confusion[:5, :5])
-    assert "top-5" not in dict(accuracy_lines(few))  # it is always 100 %
+    assert "top-5" not in dict(few.accuracies())  # it is always 100 %
 
 
 def test_unequal_classes_have_macro_scores() -> None:
@@ -178,4 +177,4 @@ def test_unequal_classes_have_macro_scores() -> None:
     assert result.macro_f1 == pytest.approx((200 * 8 / 17 + 200 / 3) / 2)
     found = result.as_dict()
     assert (found["balanced_accuracy"], found["macro_f1"]) == (result.balanced_accuracy, result.macro_f1)
-    assert dict(accuracy_lines(result))["balanced accuracy"] == "75.00 % (mean recall of the classes)"
+    assert dict(result.accuracies())["balanced accuracy"] == "75.00 % (mean recall of the classes)"

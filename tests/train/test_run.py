@@ -256,10 +256,12 @@ def test_bad_files_are_left_out_and_told(tmp_path: Path, capsys: pytest.CaptureF
 @pytest.mark.figures
 def test_names_that_are_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = paint(tmp_path / "photos", per_class=6)
-    (folder / "red").rename(folder / os.fsdecode(b"caf\xe9 $x^2$"))
-    (folder / "blue" / "00.png").rename(folder / "blue" / os.fsdecode(b"\xff\xfe.png"))
+    (folder / "red").rename(folder / "caf\xe9 $x^2$")
+    (folder / os.fsdecode(b"caf\xe9")).mkdir()
     (folder / "green" / os.fsdecode(b"bad\xff.png")).touch()
     result = train(folder, out=tmp_path / "run", **{**SHORT, "epochs": 1, "quiet": False})
+    assert "its name must be UTF-8; rename it" in capsys.readouterr().err
+    assert result.evaluation.classes == ["blue", "caf\xe9 $x^2$", "green"]
     assert "caf" in (result.out / "report" / "report.html").read_text(encoding="utf-8")
     again = train(recipe=result.out / "recipe.yaml", out=tmp_path / "again", quiet=True)
     same_weights(result.out, again.out)

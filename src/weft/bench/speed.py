@@ -17,8 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from weft.bench.subject import OutOfMemoryError
-from weft.bench.worker_process import WorkerProcess
+from weft.bench.worker_process import OutOfMemoryError, WorkerProcess
 from weft.checkpoints.config import read_config
 from weft.checkpoints.resolve import is_path, model_dir
 from weft.errors import UsageError
@@ -49,6 +48,8 @@ class SpeedRow:
         p50_ms, p95_ms: median and 95th percentile of the latency of a batch, in ms.
         images_per_second: throughput at the median latency.
         ratio: throughput relative to the first row with the same batch size.
+        memory_mb: memory in use after a batch, in MB (10^6 bytes): of the process, with its libraries and weights; on a
+            GPU the largest that the process has allocated there.
         difference: largest difference of the logits from those of the model in float32, relative to the largest logit;
             None for exports, and where the memory does not suffice for the model in float32.
         calls: number of timed calls.
@@ -64,6 +65,7 @@ class SpeedRow:
     p95_ms: float
     images_per_second: float
     ratio: float
+    memory_mb: float
     difference: float | None
     calls: int
     threads: int
@@ -200,6 +202,7 @@ def measure(
     """
     sizes = [batch_size if isinstance(batch_size, int) else worker.best_batch() for worker, _ in workers]
     differences = [_difference(*pair, size) for pair, size in zip(workers, sizes, strict=True)]
+    memory = [worker.memory(size) for (worker, _), size in zip(workers, sizes, strict=True)]
     times: list[list[float]] = [[] for _ in workers]
     for number in range(1, rounds + 1):
         for (worker, _), size, seconds in zip(workers, sizes, times, strict=True):
@@ -219,12 +222,13 @@ def measure(
             p95_ms=1000 * sorted(seconds)[math.ceil(0.95 * len(seconds)) - 1],
             images_per_second=size / median,
             ratio=(size / median) / (sizes[0] / medians[0]),
+            memory_mb=megabytes,
             difference=difference,
             calls=len(seconds),
             threads=worker.threads,
         )
-        for (worker, _), size, seconds, median, difference in zip(
-            workers, sizes, times, medians, differences, strict=True
+        for (worker, _), size, seconds, median, megabytes, difference in zip(
+            workers, sizes, times, medians, memory, differences, strict=True
         )
     ]
 

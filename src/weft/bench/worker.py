@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 from torch import Tensor, nn
 
-from weft.bench.subject import OutOfMemoryError, Subject
+from weft.bench.worker_process import OutOfMemoryError, Subject
 from weft.checkpoints.hub import create_model
 from weft.checkpoints.resolve import is_path, model_dir
 from weft.deploy import ExportedModel, fold, open_model
@@ -119,6 +120,15 @@ def logits(subject: Subject, batch_size: int) -> np.ndarray:
     """Return the logits of one call."""
     with torch.inference_mode():
         return subject.call(_images(subject, batch_size)).float().cpu().numpy()
+
+
+def memory(subject: Subject, batch_size: int) -> float:
+    """Return the memory in use after one call, in MB (10^6 bytes): of this process, or the most on the GPU."""
+    images = _images(subject, batch_size)
+    with torch.inference_mode():
+        subject.call(images)
+    on_gpu = subject.device == "cuda"
+    return (torch.cuda.max_memory_allocated() if on_gpu else psutil.Process().memory_info().rss) / 1e6
 
 
 def _images(subject: Subject, batch_size: int) -> Tensor:

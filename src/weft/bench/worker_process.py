@@ -13,11 +13,10 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from weft.bench.subject import OutOfMemoryError, Subject
 from weft.errors import UsageError, WeftError
 
 # The process imports what this one can, but nothing from the current folder, which may have a file numpy.py.
@@ -32,6 +31,28 @@ main()
 CALLS, SECONDS = 3, 0.25  # minimum calls and seconds of a turn, after as many seconds of warm-up
 MAX_BATCH = 512  # largest batch size in the search for the best one
 MIN_GAIN = 1.03  # speedup that a doubled batch size must have for the search to continue
+
+
+class OutOfMemoryError(UsageError):
+    """The memory of the device does not suffice for a batch."""
+
+
+class Subject(NamedTuple):
+    """The model that a worker runs.
+
+    Attributes:
+        call: function from images (b c h w) to logits; None outside the worker.
+        way, precision, device: how it runs; for an export, as it was exported.
+        size: (channels, height, width) of the images.
+        more: further values by name, or None.
+    """
+
+    call: Any
+    way: str
+    precision: str
+    device: str
+    size: tuple[int, ...]
+    more: dict[str, Any] | None = None
 
 
 class WorkerProcess:
@@ -128,6 +149,12 @@ class WorkerProcess:
         from weft.bench.worker import logits
 
         return self.run(logits, batch_size=batch_size)
+
+    def memory(self, batch_size: int) -> float:
+        """Run one call, and return the memory in use after it, in MB; see `weft.bench.worker.memory`."""
+        from weft.bench.worker import memory
+
+        return self.run(memory, batch_size=batch_size)
 
     def best_batch(self) -> int:
         """Return the batch size from which doubling it no longer increases the throughput, or exceeds the memory.

@@ -106,7 +106,7 @@ def checked_names(names: Any, num_classes: int | None = None) -> list[str] | Non
     """Return class names, one per class, as a list after validation; None for none.
 
     Raises:
-        UsageError: a name is not a string, occurs twice or has control characters, or the number is wrong.
+        UsageError: a name is not a string in UTF-8, occurs twice or has control characters, or the number is wrong.
     """
     if names is None:
         return None
@@ -120,4 +120,8 @@ def checked_names(names: Any, num_classes: int | None = None) -> list[str] | Non
         raise UsageError(f"label_names must differ from each other; {twice!r} occurs twice.")
     if bad := next(filter(has_control_characters, names), None):
         raise UsageError(f"label_names must have no control characters; got {bad!r}.")
+    try:
+        "".join(names).encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"label_names must be UTF-8 text; got {error.object[error.start]!r} in one of them.") from None
     return names

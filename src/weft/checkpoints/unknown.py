@@ -35,7 +35,8 @@ Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 @dataclass(frozen=True)
 class Threshold:
-    """Smallest score of images that are not unknown, and what it was set by.
+    """Smallest score of images that are not unknown, and how many images it finds unknown: those that it was set by in
+    config.json, the evaluated ones in an evaluation.
 
     Attributes:
         value: the score.
@@ -55,6 +56,15 @@ class Threshold:
     other_unknown: Count = 0
     auroc: Annotated[float, Field(ge=0, le=1)] | None = None
     sha256: Sha256 = ""
+
+    def __str__(self) -> str:
+        """Describe in one line how many images are unknown."""
+        if self.auroc is None:
+            return f"unknown are {self.unknown:,} of {self.count:,} held-out images"
+        return (
+            f"AUROC {self.auroc:.3f}; unknown are {self.other_unknown:,} of {self.other_count:,} other images and"
+            f" {self.unknown:,} of {self.count:,} images of the classes"
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -41,7 +41,7 @@ from weft.version import __version__
 
 GROUPS = {  # heading of the help -> verbs
     "Train": ("train", "compare", "data", "recipes"),
-    "Use a model": ("predict", "evaluate", "explain", "embed", "similar", "label"),
+    "Use a model": ("predict", "evaluate", "explain", "embed", "similar", "label", "info"),
     "Deploy": ("export", "serve", "bench", "convert", "push", "doctor"),
     "Research": ("study", "models"),
 }

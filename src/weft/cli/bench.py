@@ -12,7 +12,7 @@ from weft.cli.options import in_group, one_format, print_csv, print_json, table
 if TYPE_CHECKING:
     from weft.bench.speed import SpeedRow
 
-HEADER = ("model", "way", "precision", "batch", "p50 ms", "p95 ms", "images/s", "ratio", "differs")
+HEADER = ("model", "way", "precision", "batch", "p50 ms", "p95 ms", "images/s", "ratio", "MB", "differs")
 
 
 def bench(
@@ -45,7 +45,8 @@ def bench(
 
         All ways take turns on the same images. ratio: throughput relative to the first line with the same batch size.
         differs: largest difference of the logits from the model in fp32, relative to the largest logit (meaningless for
-        int8, which is calibrated on noise here).
+        int8, which is calibrated on noise here). MB: memory of the process, or on a GPU the most that it has allocated
+        there.
     """
     one_format(json=shown.json, csv=csv)
     from weft.bench.speed import speed
@@ -78,5 +79,6 @@ def _cells(row: SpeedRow) -> tuple[str, ...]:
         f"{row.p95_ms:.1f}",
         f"{row.images_per_second:.1f}",
         f"{row.ratio:.2f}",
+        f"{row.memory_mb:.0f}",
         "-" if row.difference is None else f"{row.difference:.1g}",
     )

@@ -7,8 +7,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from weft.cli import options as opt
-from weft.cli.options import run_settings
-from weft.cli.study import checked_arguments, show
+from weft.cli.study import shared_arguments, show
 
 
 def compare(
@@ -46,15 +45,8 @@ def compare(
 
         Repeat the command to resume after a stop; finished runs are kept. Report: runs/compare-photos/report.html
     """
-    from weft.models.families import check_name
-    from weft.progress import loading
+    import weft.study as library
 
-    arguments = checked_arguments([data], run_settings(settings, sweep), out, sweep, output, recipe)
-    with loading():
-        import weft.study as library
-
-        for name in models or ():
-            check_name(name)
     result = library.compare(
         data,
         models=models or (),
@@ -63,7 +55,7 @@ def compare(
         recipe=recipe,
         max_latency=max_latency,
         max_size=max_size,
-        **arguments,
+        **shared_arguments(settings, out, sweep, output),
     )
     show(result, as_json=output.json)
     return 0

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
 from weft.cli import options as opt
 from weft.cli.options import flat, in_group, pairs, print_json
-from weft.errors import CheckpointError
 from weft.text import first_few, one_line
 
 
@@ -56,24 +54,14 @@ def convert(
         transformers' LeViT, transformers' CvT, vit-pytorch's CvT and LeViT, and weft's own; .safetensors, .pth, .pt,
         .bin.
     """
-    from weft.files import refuse_taken
-    from weft.models.families import check_name
-    from weft.progress import Work, loading, say
+    from weft.checkpoints.conversion import convert_checkpoint
+    from weft.progress import Work, say
     from weft.recipes import load_recipe
 
     values = [(f"model_args.{key}", value) for key, value in pairs(settings).items()]
     if network.img_size is not None:
         values.append(("img_size", network.img_size))
     recipe = load_recipe(None, values)
-    if not output.force:
-        refuse_taken(Path(out), (), force=False)
-    if not Path(source).exists():
-        raise CheckpointError(f"The checkpoint must be a file; {source} does not exist.")
-    with loading():
-        from weft.checkpoints.conversion import convert_checkpoint
-
-        if network.model is not None:
-            check_name(network.model)
     with Work("converting"):
         report = convert_checkpoint(
             source,

@@ -144,25 +144,10 @@ def review(
           weft data review photos --out review              # likely label errors, near-duplicates, outliers
         weft train review/corrected.csv --group group     # after a check: edit labels in the table, delete rows
     """
-    from weft.checkpoints.resolve import check_model
-    from weft.data.folder import check_outside
-    from weft.data.open import check_exists
-    from weft.files import refuse_taken
-    from weft.inference.arguments import settings_of
-    from weft.progress import loading
+    import weft.train as library
     from weft.text import printable
 
     columns = _columns(settings, "data.image", "data.label", "data.group")
-    settings_of(**given(features))
-    if out is not None:
-        check_outside(out, data)
-    if out is not None and not output.force:
-        refuse_taken(Path(out), (), force=False)
-    if run is not None:
-        check_model(run)
-    check_exists(data)
-    with loading():
-        import weft.train as library
     result = library.review(
         data, run=run, out=out, follow_links=follow_links, force=output.force, **columns, **given(features)
     )
@@ -231,9 +216,9 @@ def _columns(texts: list[str] | None, *known: str) -> dict[str, Any]:
 
 def _pixels(pixels: Pixels) -> int | None:
     """Return the limit on pixels, checked by the schema of recipes."""
-    from weft.inference.arguments import settings_of
+    from weft.inference.arguments import InferenceOptions
 
-    return settings_of(**given(pixels)).data.max_pixels
+    return InferenceOptions.of(vars(pixels)).max_pixels
 
 
 def _verdict(inventory: Inventory, problem: str, command: str, *, no_decode: bool) -> str:

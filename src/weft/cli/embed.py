@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 from weft.cli import options as opt
@@ -35,16 +34,8 @@ def embed(
         Features are cached (docs/few-images.md). Unreadable images have no row; they are listed on stderr with the
         reason, and the exit code is then 3.
     """
-    from weft.checkpoints.resolve import check_model
-    from weft.inference.arguments import check_images, feature_files, settings_of
-    from weft.progress import loading
+    import weft.inference as library
 
-    settings_of(**given(inference))
-    feature_files(Path(out), images, force=output.force)
-    check_model(run)
-    check_images(images)
-    with loading():
-        import weft.inference as library
     result = library.embed(run, images, out=out, normalize=normalize, force=output.force, **given(inference))
     if output.json:
         print_json({"out": out, **result.as_dict()})

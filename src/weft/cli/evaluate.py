@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from weft.cli import options as opt
 from weft.cli.options import given, in_group, one_format, print_csv, print_json, table
-from weft.errors import DataError
 
 if TYPE_CHECKING:
     from weft.inference.metrics import Evaluation
@@ -52,27 +50,9 @@ def evaluate(
         of the classes, results are over these alone, and the top-1 among all classes is added. On all 1,000 classes,
         the accuracy that the paper reports is printed next to the measured one.
     """
-    from weft.checkpoints.resolve import check_model, is_path
-    from weft.data.folder import check_outside
-    from weft.data.open import check_exists
-    from weft.files import refuse_taken
-    from weft.inference.arguments import check_outside_images, settings_of
-    from weft.progress import loading
+    import weft.inference as library
 
     one_format(json=output.json, csv=csv)
-    settings_of(**given(inference, dataset))
-    if out is not None:
-        check_outside(out, data)
-        check_outside_images(out, unknown_images or ())
-    if out is not None and not output.force:
-        refuse_taken(Path(out), (), force=False)
-    if real_labels is not None and not Path(real_labels).exists():
-        raise DataError(f"The ReaL labels '{real_labels}' must be a JSON file; there is none.")
-    check_model(run)
-    check_exists(data)
-    with loading():
-        import weft.train as library
-
     result = library.evaluate(
         run,
         data,
@@ -91,6 +71,7 @@ def evaluate(
         print_csv(("class", "images", "precision", "recall", "f1"), result.per_class)
     else:
         from weft.checkpoints.hub import printed_row
+        from weft.checkpoints.resolve import is_path
 
         is_as_reported = not (is_path(run) or tta or inference.limit or inference.img_size)
         print(_text(result, printed_row(run) if is_as_reported else None))
@@ -98,20 +79,14 @@ def evaluate(
 
 
 def _text(result: Evaluation, printed: Printed | None) -> str:
-    from weft.inference.metrics import accuracy_lines, confidence_lines, never_predicted_text, percent_text
-    from weft.intervals import accuracy_text, too_few_text
+    from weft.inference.metrics import percent_text
 
-    lines = accuracy_lines(result)
-    if result.real is not None:
-        real = accuracy_text(result.real.top1, result.real.images, "images with a ReaL label")
-        lines.append(("ReaL top-1", f"{real}; {result.real.unlabelled:,} without one"))
+    lines = result.summary()
     if printed is not None and printed.top1 is not None and len(result.classes) == 1000:
         difference = f"{result.top1 - printed.top1:+.2f} percentage points"
         reported = f"{printed.top1:g} % on ImageNet's validation set ({printed.source})"
         lines.append(("reported top-1", f"{reported}; measured here: {difference}"))
-    lines += [("loss", f"{result.loss:.4f}"), *confidence_lines(result)]
-    parts = ["\n".join(f"{name}: {value}" for name, value in lines)]
-    parts += filter(None, (never_predicted_text(result), too_few_text(result.top1, result.count)))
+    parts = ["\n".join(f"{name}: {value}" for name, value in lines), *result.warnings()]
     if result.excluded:
         parts.append(
             f"{len(result.excluded)} excluded from all results:\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -39,19 +38,7 @@ def explain(
         share of each layer (CeiT), Grad-CAM. CeiT, CvT and LeViT have attention maps; other networks have Grad-CAM
         alone.
     """
-    from weft.checkpoints.resolve import check_model
-    from weft.files import refuse_taken
-    from weft.inference.arguments import check_images, check_outside_images, settings_of
-    from weft.progress import loading
-
-    settings_of(**given(of_images))
-    check_outside_images(out, images)
-    if not output.force:
-        refuse_taken(Path(out), (), force=False)
-    check_model(run)
-    check_images(images)
-    with loading():
-        from weft.inference.explain_files import explain_run
+    from weft.inference.explain_files import explain_run
 
     results = explain_run(
         run, images, out, label=label, grad_cam=not no_grad_cam, force=output.force, **given(of_images)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
 from weft.cli import options as opt
 from weft.cli.options import flat, given, in_group, print_json, table
-from weft.errors import UsageError
 
 if TYPE_CHECKING:
     from weft.deploy.choosing import ConsideredExport
@@ -62,27 +60,8 @@ def export(
         int8 is calibrated on the training images of --data. An export that loses more than --max-drop points of top-1
         on the held-out images, significantly, is deleted, and the exit code is 7.
     """
-    from weft.checkpoints.resolve import check_model
-    from weft.data.folder import check_outside
-    from weft.data.open import check_exists
-    from weft.deploy.formats import AUTO, SUFFIXES, checked_format
-    from weft.files import refuse_taken
-    from weft.inference.arguments import settings_of
-    from weft.progress import loading, say
-
-    checked_format(out, format, precision, max_drop, has_data=data is not None)
-    if batch_size is not None and format != AUTO:
-        raise UsageError("--batch-size belongs to --format auto, which times the exports. Omit it.")
-    batch_sizes = batch_size or [1, 16]
-    settings_of(device="cpu", **given(labelled))
-    if not output.force and Path(out).suffix not in SUFFIXES:
-        refuse_taken(Path(out), (), force=False)
-    check_model(run)
-    if data is not None:
-        check_exists(data)
-        check_outside(out, data)
-    with loading():
-        from weft.inference.exports import export_run
+    from weft.inference.exports import BATCH_SIZES, export_run
+    from weft.progress import say
 
     report = export_run(
         run,
@@ -91,7 +70,7 @@ def export(
         precision=precision,
         data=data,
         max_drop=max_drop,
-        batch_sizes=batch_sizes,
+        batch_sizes=batch_size,
         force=output.force,
         **given(labelled),
     )
@@ -119,7 +98,7 @@ def export(
         if text is not None:
             say(text)
     if report.candidates:
-        print("\n" + _table(report.candidates, batch_sizes))
+        print("\n" + _table(report.candidates, batch_size or BATCH_SIZES))
     return 0
 
 

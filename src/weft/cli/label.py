@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -42,20 +41,8 @@ def label(
         that of the run by default; fp32 on a processor that emulates bf16.
         Unreadable images are listed on stderr with the reason, and the exit code is then 3.
     """
-    from weft.checkpoints.resolve import check_model
-    from weft.files import refuse_taken
-    from weft.inference.arguments import check_images, check_outside_images, settings_of
-    from weft.progress import loading
+    import weft.train as library
 
-    settings_of(**given(inference))
-    if out is not None:
-        check_outside_images(out, images)
-    if out is not None and not output.force:
-        refuse_taken(Path(out), (), force=False)
-    check_model(run)
-    check_images(images)
-    with loading():
-        import weft.train as library
     result = library.label(
         run, images, num=num, min_probability=min_probability, out=out, force=output.force, **given(inference)
     )

@@ -17,49 +17,46 @@ def predict(
     top_k: opt.Number = 5,
     tta: opt.Tta = False,
     reject_at_error: opt.Percent = None,
+    out: opt.Out = None,
     csv: opt.Csv = False,
     inference: opt.Inference = opt.Inference(),
     machine: opt.Machine = opt.Machine(),
-    shown: opt.Shown = opt.Shown(),
+    output: opt.Output = opt.Output(),
 ) -> int:
     """Classify images: the most probable classes of each.
 
     Args:
         top_k: number of classes per image (default: 5)
+        out: a file .csv, or an output directory: copies of the images by class, and predictions.csv
 
     Example:
         weft predict runs/photos holiday/ "shots/*.jpg" portrait.png --top-k 2 --csv > predictions.csv
+        weft predict runs/photos holiday/ --out sorted
         weft predict levit_256 cat.jpg
 
-        The second line uses public weights, from the hub or its cache, with ImageNet's classes; names: weft models, or
+        The last line uses public weights, from the hub or its cache, with ImageNet's classes; names: weft models, or
         of timm, with or without a tag. A directory of the same name comes first.
         A folder means all images below it. Unreadable images are listed on stderr with the reason; the others are
         classified, and the exit code is then 3.
     """
-    from weft.checkpoints.resolve import check_model
-    from weft.inference.arguments import check_top_k, settings_of
-
-    one_format(json=shown.json, csv=csv)
-    check_top_k(top_k)
-    settings_of(**given(inference))
-    check_model(run)
     import weft.inference as library
-    from weft.inference.prediction import all_missing
+    from weft.inference.prediction_files import table_of
     from weft.progress import say
 
-    # without loading the model, which can take seconds, if there is nothing to classify
-    predictions = all_missing(images) or library.predict(
-        run, images, top_k=top_k, tta=tta, reject_at_error=reject_at_error, **given(inference)
+    one_format(json=output.json, csv=csv)
+    predictions = library.predict(
+        run,
+        images,
+        top_k=top_k,
+        tta=tta,
+        reject_at_error=reject_at_error,
+        out=out,
+        force=output.force,
+        **given(inference),
     )
     good = [prediction for prediction in predictions if prediction.error is None]
-    rejects = reject_at_error is not None
-    header = ("image", "rank", "class", "probability", *(["rejected"] if rejects else []))
-    lines = [
-        (row.image, rank, name, f"{probability:.4f}", *(["yes" if row.rejected else "no"] if rejects else []))
-        for row in good
-        for rank, (name, probability) in enumerate(row.top, start=1)
-    ]
-    if shown.json:
+    header, lines = table_of(predictions)
+    if output.json:
         print_json([prediction.as_dict() for prediction in predictions])
     elif csv:
         print_csv(header, lines)
@@ -67,10 +64,10 @@ def predict(
         print(table(header, lines))
     sys.stdout.flush()
     unknown = [prediction.image for prediction in good if prediction.unknown]
-    if unknown and not shown.json:
+    if unknown and not output.json:
         say(
             f"weft: {len(unknown)} of {len(good)} images resemble no training image; perhaps they show none of the"
-            f" classes: {first_few(unknown)}. (--json: unknown)"
+            f" classes: {first_few(unknown)}."
         )
     errors = [prediction.error for prediction in predictions if prediction.error is not None]
     return note_unreadable(errors, among=len(predictions))

@@ -38,17 +38,10 @@ def push(
         nothing else.
         weft push runs/birds me/birds --print-card prints the card without uploading.
     """
-    from weft.checkpoints.resolve import check_model
-
-    check_model(run)
-    from weft.progress import loading
-
-    with loading():
-        import weft.train as library
-        from weft.runs.hub import model_card
+    from weft.runs import hub as library
 
     if print_card:
-        print(model_card(run, repo, license=license), end="")
+        print(library.model_card(run, repo, license=license), end="")
         return 0
     page = library.push(run, repo, license=license, private=private, force=output.force)
     if output.json:

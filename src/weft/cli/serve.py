@@ -18,7 +18,7 @@ from weft.recipes.fields import seconds_of
 from weft.serve import settings as service
 from weft.serve.settings import TOKEN, Settings
 
-NEEDS = ("fastapi", "uvicorn", "httptools", "multipart", "prometheus_client")
+NEEDS = ("fastapi", "uvicorn", "multipart", "prometheus_client")
 FLAGS = {"names": "--name", "proxies": "--proxy", "is_open": "--no-token"}  # of fields with another name
 MACHINE = ("runtime", "device", "precision", "threads", "workers", "decoders")
 TEXTS, HINTS = field_texts(service)["Settings"], get_type_hints(Settings)

@@ -33,17 +33,9 @@ def similar(
         Features are cached: a second query is fast. Unreadable images are listed on stderr, and the exit code is
         then 3.
     """
-    from weft.checkpoints.resolve import check_model
-    from weft.inference.arguments import check_images, check_top_k, settings_of
-    from weft.progress import loading
+    import weft.inference as library
 
     one_format(json=shown.json, csv=csv)
-    check_top_k(top_k)
-    settings_of(**given(inference))
-    check_model(run)
-    check_images(query, images)
-    with loading():
-        import weft.inference as library
     result, errors = library.similar(run, query, images, top_k=top_k, **given(inference))
     rows = [(rank, printable(row.image), f"{row.similarity:.4f}") for rank, row in enumerate(result, start=1)]
     if shown.json:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
@@ -58,19 +56,13 @@ def study(
         if plan or output.force or sweep != opt.Sweep() or any((seeds, only, settings, out)):
             raise UsageError("An option of a study needs NAME, the study; got none. weft study lists the studies.")
         return _list(output.json)
-    from weft.progress import loading
-    from weft.study.plan import read_study
+    import weft.study as library
 
-    read_study(name)
-    places, of_recipe = _data(data or []), run_settings(settings, sweep)
-    datasets = places.values() if isinstance(places, dict) else [places] if places else []
-    arguments = checked_arguments(datasets, of_recipe, out, sweep, output)
-    with loading():
-        import weft.study as library
+    places = _data(data or [])
+    if plan:
         from weft.study.run import planned_runs
 
-    if plan:
-        found = library.load_study(name)
+        found, of_recipe = library.load_study(name), run_settings(settings, sweep)
         rows = planned_runs(found, scale, seeds=seeds, only=only or (), settings=of_recipe, data=places)
         if output.json:
             print_json(rows)
@@ -83,7 +75,9 @@ def study(
         size = found.scales[scale]
         print(f"\n{scale}: recipe {size.recipe}, data {' '.join(data or []) or size.data}")
         return 0
-    result = library.run_study(name, places, scale=scale, seeds=seeds, only=only or (), **arguments)
+    result = library.run_study(
+        name, places, scale=scale, seeds=seeds, only=only or (), **shared_arguments(settings, out, sweep, output)
+    )
     show(result, as_json=output.json)
     if not any(row.top1 for row in result.rows):
         raise UsageError(
@@ -93,39 +87,12 @@ def study(
     return 0
 
 
-def checked_arguments(
-    places: Iterable[str],
-    settings: Mapping[str, Any],
-    out: str | None,
-    sweep: opt.Sweep,
-    output: opt.Output,
-    recipe: str | None = None,
+def shared_arguments(
+    settings: list[str] | None, out: str | None, sweep: opt.Sweep, output: opt.Output
 ) -> dict[str, Any]:
-    """Return the arguments that `compare` and `run_study` share, checked as far as that needs no torch.
-
-    Args:
-        places: of the datasets.
-        settings: of the recipe, by dotted key.
-        out: output directory.
-        sweep: where the runs are.
-        output: whether to overwrite.
-        recipe: base recipe.
-    """
-    from weft.data.folder import check_outside
-    from weft.data.open import check_exists
-    from weft.files import refuse_taken
-    from weft.recipes import load_recipe
-    from weft.study.directory import can_continue
-
-    load_recipe(recipe, list(settings.items()))
-    for place in places:
-        check_exists(place)
-        if out is not None:
-            check_outside(out, place)
-    if out is not None and not output.force and not can_continue(Path(out)):
-        refuse_taken(Path(out), (), force=False)
+    """Return the arguments that `compare` and `run_study` share."""
     where = {"engine": sweep.engine, "jobs": sweep.jobs, "threads": sweep.threads}
-    return {"settings": settings, "out": out, "force": output.force, **where}
+    return {"settings": run_settings(settings, sweep), "out": out, "force": output.force, **where}
 
 
 def show(result: ExperimentResult, *, as_json: bool) -> None:

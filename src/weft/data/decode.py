@@ -51,6 +51,7 @@ WHITE = (255, 255, 255)
 
 REASONS = {
     "missing": "the file does not exist",
+    "not-utf-8": "its name must be UTF-8; rename it",
     "not-a-file": "it must be a regular file, not a folder, pipe, socket or device",
     "unreadable": "the operating system refused to read it",
     "zero-byte": "it is empty (0 bytes)",

@@ -175,9 +175,11 @@ def _depth(folder: Path, name: str) -> int:
 
 
 def _problem(key: str, kind: str) -> BadImage | None:
-    """Return why an entry of `walk` is a bad file: an unreadable folder, or an image by its name that is no file."""
+    """Return why an entry of `walk` is bad: an unreadable folder, a name, or an image by its name that is no file."""
     if kind.startswith("unreadable: "):
         return BadImage("", "unreadable", kind.removeprefix("unreadable: "))
+    if kind == "not-utf-8":
+        return BadImage("", kind)
     reason = {"special": "not-a-file", "broken-link": "missing"}.get(kind)
     return BadImage("", reason) if reason and extension(key) in EXTENSIONS else None
 

@@ -79,8 +79,8 @@ def nested_folders(paths: Iterable[Sequence[str]]) -> dict[str, list[str]]:
 def walk(root: str, *, only: Collection[str] | None = None, follow_links: bool = False) -> Iterator[tuple[str, str]]:
     """Yield (path, kind) of the entries of a directory tree. Only folders are opened.
 
-    A path is relative to the root, with `/`, and with surrogates for bytes that are not UTF-8. The kind is `file` (a
-    regular file, or a link to one outside the tree), `folder` (also a link that is followed), a key of `SKIPPED`, or
+    A path is relative to the root, with `/`. The kind is `file` (a regular file, or a link to one outside the tree),
+    `folder` (also a link that is followed), a key of `SKIPPED`, `not-utf-8` for a file or folder with such a name, or
     for a folder that cannot be read the reason of the operating system after `unreadable: `.
 
     Args:
@@ -110,6 +110,8 @@ def walk(root: str, *, only: Collection[str] | None = None, follow_links: bool =
                 name = f"{key}/{entry.name}" if key else entry.name
                 if is_junk(entry.name):
                     yield name, "hidden"
+                elif not _is_utf8(entry.name):
+                    yield name, "not-utf-8"
                 elif entry.is_symlink():
                     later.append(name)
                 elif entry.is_dir(follow_symlinks=False):
@@ -140,6 +142,14 @@ def walk(root: str, *, only: Collection[str] | None = None, follow_links: bool =
                 yield key, "link-out"
         else:
             links, later = sorted(later, reverse=True), []
+
+
+def _is_utf8(name: str) -> bool:
+    """Return whether a name is UTF-8; in others, Python keeps surrogates for the bytes."""
+    try:
+        return bool(name.encode())
+    except UnicodeEncodeError:
+        return False
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

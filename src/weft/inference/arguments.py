@@ -1,12 +1,16 @@
-"""Check and expand arguments of inference: settings and image files. No torch is imported."""
+"""Arguments of the verbs that run a model, settings and image files: checked here, before torch is imported."""
 
 from __future__ import annotations
 
 import contextlib
 import glob
-from collections.abc import Sequence
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from pydantic import ValidationError
 
 from weft.data.bit_depth import ValueRange, Values, range_note
 from weft.data.decode import BadImage, image_info, image_values
@@ -15,32 +19,50 @@ from weft.data.formats import MAX_PIXELS
 from weft.errors import DataError, UsageError, need
 from weft.files import check_writable
 from weft.recipes import Recipe, load_recipe
-from weft.recipes.load import arguments_of, overrides_of
+from weft.recipes.schema import BatchSize, Device, ImageSize, Positive, Precision, Workers
+from weft.recipes.yaml_reader import adapter, rule_of, shown
 from weft.text import printable
 
 NUM_SAMPLED = 32  # image files whose headers `value_note` reads
 SUFFIXES = (".npy", ".parquet")  # of files of features
 
 
-def settings_of(
-    batch_size: Any = None,
-    img_size: Any = None,
-    device: Any = None,
-    precision: Any = None,
-    workers: Any = None,
-    limit: Any = None,
-    follow_links: Any = None,
-    max_pixels: Any = None,
-) -> Recipe:
-    """Validate the settings that training and inference share, and return them as a recipe.
+@dataclass(frozen=True, kw_only=True)
+class InferenceOptions:
+    """Settings that the verbs share which run a model; the arguments of the same names, checked.
 
-    Raises:
-        UsageError: an invalid value, or `batch_size` is auto.
+    Attributes:
+        batch_size: images per batch.
+        img_size: input size in pixels, or (height, width); None for that of the model.
+        device, precision, workers, max_pixels, follow_links: as in `train`.
+        limit: maximum number of images, of a dataset of each split.
     """
-    settings = load_recipe(None, overrides_of(None, {}, arguments_of(locals())))
-    if settings.batch_size == "auto":
-        raise UsageError("batch_size auto is for training; pass a number of images, or leave it out.")
-    return settings
+
+    batch_size: BatchSize = 64
+    img_size: ImageSize | None = None
+    device: Device = "auto"
+    precision: Precision = "fp32"
+    workers: Workers = 0
+    limit: Positive | None = None
+    max_pixels: Positive | None = None
+    follow_links: bool = False
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any]) -> InferenceOptions:
+        """Return the options for those arguments of a verb, such as its `locals()`, that are options and not None.
+
+        Raises:
+            UsageError: an invalid value.
+        """
+        hints = typing.get_type_hints(cls, include_extras=True)
+        values = {name: arguments[name] for name in hints if arguments.get(name) is not None}
+        if isinstance(size := values.get("img_size"), str) and "x" in size:
+            values["img_size"] = size.split("x")
+        try:
+            return adapter(cls).validate_python(values)  # type: ignore[return-value]
+        except ValidationError as error:
+            name = str(error.errors(include_url=False)[0]["loc"][0])
+            raise UsageError(f"{name} must {rule_of(hints[name])}; got {shown(arguments[name])}.") from None
 
 
 def run_folder(run: Path) -> Path:

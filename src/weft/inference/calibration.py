@@ -11,7 +11,7 @@ from scipy.special import log_softmax, softmax
 
 from weft.checkpoints.confidence import Confidence, Point, confidence_of
 from weft.checkpoints.unknown import detector_of
-from weft.inference.metrics import UnknownResult, calibration_error
+from weft.inference.metrics import calibration_error
 
 MAX_IMAGES = 5_000  # held-out images that the calibration uses
 MAX_POINTS = 1_000  # of the curve in config.json
@@ -55,11 +55,7 @@ def calibration_lines(model: Any) -> list[tuple[str, str]]:
         value = f"temperature {confidence.temperature:.2f}; expected calibration error {before:.1f} points before"
         lines.append(("calibration", f"{value}, {after:.1f} after (cross-validated)"))
     if detector is not None and (threshold := detector.threshold) is not None:
-        result = f"unknown are {threshold.unknown:,} of {threshold.count:,} held-out images"
-        if threshold.auroc is not None:
-            known = threshold.count, threshold.unknown
-            result = str(UnknownResult(threshold.auroc, *known, threshold.other_count, threshold.other_unknown))
-        lines.append(("images of no class", f"threshold {threshold.value:.2f}; {result}"))
+        lines.append(("images of no class", f"threshold {threshold.value:.2f}; {threshold}"))
     return lines
 
 

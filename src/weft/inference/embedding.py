@@ -11,18 +11,24 @@ from typing import Any
 
 import numpy as np
 
+from weft.checkpoints.resolve import check_model
+from weft.checkpoints.unknown import unit_length
 from weft.data import BadImage
 from weft.data.preprocessing import Pixels
-from weft.errors import DataError, UsageError
+from weft.errors import DataError
 from weft.files import write_file, write_table, writing
-from weft.inference.arguments import feature_files, value_note
-from weft.inference.features import FeatureReader, classifiers, unit_length
-from weft.inference.inputs import image_files, settings_of
+from weft.inference.arguments import (
+    InferenceOptions,
+    check_images,
+    check_top_k,
+    feature_files,
+    image_files,
+    value_note,
+)
 from weft.inference.prediction import prepared_batches
 from weft.inference.predictor import NonFiniteError, Predictor
 from weft.notebook import described
-from weft.progress import Work, obeys_quiet, say
-from weft.recipes import Recipe
+from weft.progress import Work, loading, obeys_quiet, say
 from weft.text import printable
 
 
@@ -100,10 +106,12 @@ def embed(
         DataError: no image can be read.
         CheckpointError: the model is missing or cannot be read, or its outputs are not finite.
     """
-    settings = settings_of(batch_size, img_size, device, precision, None, limit, max_pixels=max_pixels)
+    options = InferenceOptions.of(locals())
     files = [] if out is None else feature_files(Path(out), images, force=force)
-    predictor = feature_predictor(run, settings)
-    result = read_files(predictor, image_files(images)[: settings.data.limit], int(settings.batch_size))
+    check_model(run)
+    check_images(images)
+    predictor = feature_predictor(run, options)
+    result = read_files(predictor, image_files(images)[: options.limit], options.batch_size)
     if not result.images:
         raise none_readable(result)
     if normalize:
@@ -143,21 +151,22 @@ def similar(
         UsageError, CheckpointError: as in `embed`.
         DataError: the query or all images cannot be read.
     """
-    if top_k < 1:
-        raise UsageError(f"top_k must be at least 1; got {top_k}.")
-    settings = settings_of(batch_size, img_size, device, precision, None, limit, max_pixels=max_pixels)
+    check_top_k(top_k)
+    options = InferenceOptions.of(locals())
     if Path(query).is_dir():
         raise DataError(
             f"The query must be an image file; {printable(str(query))} is a folder. Pass one of its images."
         )
-    predictor = feature_predictor(run, settings)
+    check_model(run)
+    check_images(query, images)
+    predictor = feature_predictor(run, options)
     try:
         predictor.prepare(Path(query))
     except BadImage as error:
         raise DataError(f"The query must be an image. {error}") from error
     files = {os.path.abspath(path): path for path in image_files(images)}  # an image of two folders is found once
-    others = [path for path in files.values() if not _is_same_file(path, query)][: settings.data.limit]
-    read = read_files(predictor, [str(query), *others], int(settings.batch_size))
+    others = [path for path in files.values() if not _is_same_file(path, query)][: options.limit]
+    read = read_files(predictor, [str(query), *others], options.batch_size)
     if len(read.images) < 2:
         first = f" The first: {read.errors[0][1]}" if read.errors else ""
         raise DataError(f"At least one image besides the query must be readable; got none.{first}")
@@ -168,7 +177,7 @@ def similar(
     return result, read.errors
 
 
-def feature_predictor(run: str | Path, settings: Recipe) -> Predictor:
+def feature_predictor(run: str | Path, options: InferenceOptions) -> Predictor:
     """Load a model that gives features.
 
     Raises:
@@ -177,12 +186,15 @@ def feature_predictor(run: str | Path, settings: Recipe) -> Predictor:
     """
     predictor = Predictor.load(
         run,
-        img_size=settings.img_size,
-        device=settings.device,
-        precision=settings.precision,
+        img_size=options.img_size,
+        device=options.device,
+        precision=options.precision,
         fold=False,
-        max_pixels=settings.data.max_pixels,
+        max_pixels=options.max_pixels,
     )
+    with loading():  # for an export, which has not needed torch so far
+        from weft.inference.features import classifiers
+
     classifiers(predictor.source_model)
     return predictor
 
@@ -193,6 +205,8 @@ def read_files(predictor: Predictor, paths: Sequence[str], batch_size: int) -> E
     Raises:
         NonFiniteError: the features are not finite.
     """
+    from weft.inference.features import FeatureReader
+
     if note := value_note(paths, predictor.preprocessing.value_range, predictor.max_pixels):
         say(note)
     used, errors, rows = [], [], []

@@ -2,43 +2,35 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import json
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from weft.checkpoints.unknown import detector_of
-from weft.data import Source
+from weft.checkpoints.unknown import Threshold, detector_of
+from weft.data import Source, Splits
 from weft.data.bit_depth import range_note
 from weft.data.folder import check_outside
+from weft.data.open import check_exists
 from weft.errors import DataError, UsageError
 from weft.files import check_output, new_directory, write_file
-from weft.inference.arguments import check_outside_images, check_unknown_images, image_files, range_advice
-from weft.inference.error_gallery import explained_errors
-from weft.inference.feature_map import drawn_of, feature_map
-from weft.inference.features import classifier_inputs
-from weft.inference.inputs import (
-    evaluation_batches,
-    images_of,
-    name_of,
-    open_labelled,
+from weft.inference.arguments import (
+    InferenceOptions,
+    check_outside_images,
+    check_unknown_images,
+    image_files,
+    range_advice,
     recipe_of,
-    select_split,
-    settings_of,
 )
-from weft.inference.metrics import Evaluation, UnknownResult, accuracy_lines, confidence_lines, measure
-from weft.inference.predictor import NO_DETECTOR, NonFiniteError, Predictor
-from weft.inference.real_labels import check_listed, read_real_labels, real_score
-from weft.inference.report import write_report
-from weft.inference.torch_backend import Mirrored
+from weft.inference.inputs import Selected, images_of, name_of, open_labelled, select_split
+from weft.inference.metrics import Evaluation
+from weft.inference.predictor import NO_DETECTOR, Predictor
+from weft.inference.real_labels import RealLabels
 from weft.inference.unknown import compare_scores, scores_of_files
-from weft.intervals import accuracy_text
 from weft.models.imagenet import recognized
-from weft.progress import Work, obeys_quiet, say
+from weft.progress import Work, loading, obeys_quiet, say
 from weft.recipes import Recipe
 from weft.text import printable
 
@@ -107,168 +99,129 @@ def evaluate(
     """
     if split not in SPLITS:
         raise UsageError(f"split must be one of {', '.join(SPLITS)}; got {split!r}.")
-    settings = settings_of(batch_size, img_size, device, precision, workers, limit, follow_links, max_pixels)
-    if unknown_images is not None:
-        check_unknown_images(unknown_images, settings.data.max_pixels)
+    options = InferenceOptions.of(locals())
     if out is not None:
         check_outside(out, data)
         check_outside_images(out, unknown_images or ())
         check_output(Path(out), CONTENTS, force=force)
+    if unknown_images is not None:
+        check_unknown_images(unknown_images, options.max_pixels)
+    labels = None if real_labels is None else RealLabels(real_labels)
+    check_exists(str(data))
     predictor = Predictor.load(
         run,
-        img_size=settings.img_size,
-        device=settings.device,
-        precision=settings.precision,
+        img_size=options.img_size,
+        device=options.device,
+        precision=options.precision,
         fold=False,
         mirror=tta,
-        max_pixels=settings.data.max_pixels,
+        max_pixels=options.max_pixels,
     )
     if unknown_images is not None and detector_of(predictor.source_model) is None:
         raise UsageError(NO_DETECTOR)
-    rejection = None if reject_at_error is None else predictor.reject_at(reject_at_error)
-    trained_with = recipe_of(Path(run))
-    num_classes = len(predictor.classes)
-    labels = None if real_labels is None else read_real_labels(real_labels, num_classes)
-    splits = open_labelled(data, predictor.label_names, num_classes, settings, trained_with, test=split == "test")
-    images = images_of(Path(run))
-    split, source, excluded, trained_on = select_split(splits, split, data, trained_with, images)
+    threshold = None if reject_at_error is None else predictor.reject_at(reject_at_error).threshold
+    with loading():  # for an export, which has not needed it so far
+        from weft.inference.measurement import measured
+
+    trained_with, num_classes = recipe_of(Path(run)), len(predictor.classes)
+    splits = open_labelled(data, predictor.label_names, num_classes, options, trained_with, test=split == "test")
+    selected = select_split(splits, split, data, trained_with, images_of(Path(run)))
+    source = selected.source
     if labels is not None:
-        check_listed(labels, [name_of(source, place) for place in range(len(source))])
+        labels.check([name_of(source, place) for place in range(len(source))], num_classes)
     among = _classes_there(source, predictor.label_names)
+    for text in filter(None, _notes(predictor, splits, selected, among, trained_with)):
+        say(text)
+
+    result, features = measured(predictor, source, splits.classes, options, among, with_features=out is not None)
+    outputs = result.predicted if among is None else np.asarray(among)[result.predicted]
+    result = replace(
+        result,
+        excluded=selected.excluded,
+        threshold=threshold,
+        unknown=None if unknown_images is None else _unknown(predictor, source, unknown_images, options),
+        real=None if labels is None else labels.score(result.keys, outputs),
+    )
+    if out is not None:
+        arguments = {"model": str(run), "data": str(data), "split": selected.split, "tta": tta}
+        with new_directory(Path(out), CONTENTS, force=force) as folder:
+            _write_report(folder, str(run), str(data), selected, result, predictor, features, tta=tta)
+            write_file(folder / "evaluation.json", json.dumps(arguments | result.as_dict(), indent=2) + "\n")
+    return result
+
+
+def _notes(
+    predictor: Predictor, splits: Splits, selected: Selected, among: Sequence[int] | None, trained_with: Recipe | None
+) -> Iterator[str]:
+    """Yield what a user must know about the images that are evaluated."""
+    split, source, _, trained_on = selected
     if among is not None:
-        say(
-            f"The data have {len(among):,} of the model's {num_classes:,} classes; results are over these alone,"
-            " except the top-1 among all classes."
+        yield (
+            f"The data have {len(among):,} of the model's {len(predictor.classes):,} classes; results are over these"
+            " alone, except the top-1 among all classes."
         )
-    say(f"Evaluating {SPLIT_NAMES[split]}: {len(source):,} images.")
+    yield f"Evaluating {SPLIT_NAMES[split]}: {len(source):,} images."
     value_range = predictor.preprocessing.value_range
-    range_text = range_note(splits.values, value_range, range_advice(value_range))
-    for note in filter(None, (range_text, predictor.preprocessing.note(splits.sizes))):
-        say(note)
+    yield range_note(splits.values, value_range, range_advice(value_range))
+    yield predictor.preprocessing.note(splits.sizes)
     if trained_on and split != "train":
-        say(f"The model was trained on {trained_on:,} of these images, so the accuracy is too high.")
+        yield f"The model was trained on {trained_on:,} of these images, so the accuracy is too high."
     is_unknown = trained_on is None and trained_with is None and recognized(predictor.label_names) is None
     if is_unknown and split == "all":
-        say(
+        yield (
             "This model is not in its run directory, so which images it was trained on is not known. If it was"
             " trained on some of these, the accuracy is too high: pass the run, or --split val."
         )
 
-    drawn = drawn_of(0 if out is None else len(source))
-    result, features = _measured(predictor, splits.classes, source, settings, among, excluded, drawn)
-    if rejection is not None:
-        result = dataclasses.replace(result, accepted=result.above(rejection.threshold))
-    if unknown_images is not None:
-        result = dataclasses.replace(result, unknown=_unknown(predictor, source, unknown_images, settings))
-    if labels is not None:
-        predicted = result.predicted if among is None else np.asarray(among)[result.predicted]
-        result = dataclasses.replace(result, real=real_score(labels, result.keys, predicted))
-    if out is not None:
-        arguments: dict[str, object] = {"model": str(run), "data": str(data), "split": split, "tta": tta}
-        _write(Path(out), arguments, result, predictor, source, features, force=force)
-    return result
 
-
-def _measured(
-    predictor: Predictor,
-    classes: list[str],
-    source: Source,
-    settings: Recipe,
-    among: list[int] | None,
-    excluded: Sequence[tuple[str, str]],
-    drawn: np.ndarray,
-) -> tuple[Evaluation, np.ndarray]:
-    """Measure the model on the images of `source`; also return the features (drawn features) of those in `drawn`.
-
-    Raises:
-        NonFiniteError: an output is not finite.
-    """
-    batches = evaluation_batches(source, predictor.source_model, int(settings.batch_size), settings.workers)
-    is_drawn = np.isin(np.arange(len(source)), drawn)
-    network = predictor.source_model
-    passes = 2 if isinstance(predictor.model, Mirrored) else 1
-    features: list[np.ndarray] = []
-    with (
-        classifier_inputs(network) if len(drawn) else contextlib.nullcontext([]) as inputs,
-        Work("evaluating", len(source)) as work,
-    ):
-
-        def on_batch(count: int) -> None:
-            nonlocal is_drawn
-            if inputs:
-                of_images = inputs[: len(inputs) // passes]  # without those of mirror images
-                features.append(np.concatenate([part.numpy() for part in of_images], axis=1)[is_drawn[:count]])
-            is_drawn = is_drawn[count:]
-            inputs.clear()
-            work.advance(count)
-
-        result = measure(
-            predictor.model,
-            batches,
-            classes,
-            predictor.runtime,
-            among=among,
-            temperature=predictor.temperature,
-            key_of=lambda place: name_of(source, place),
-            excluded=excluded,
-            on_batch=on_batch,
-        )
-    if not math.isfinite(result.loss):
-        raise NonFiniteError
-    return result, np.concatenate(features) if features else np.empty((0, 0), np.float32)
-
-
-def _write(
+def _write_report(
     out: Path,
-    arguments: dict[str, object],
+    run: str,
+    data: str,
+    selected: Selected,
     result: Evaluation,
     predictor: Predictor,
-    source: Source,
     features: np.ndarray,
     *,
-    force: bool,
+    tta: bool,
 ) -> None:
-    """Write the report, its figures and evaluation.json.
+    """Write report.html.
 
     Args:
         out: directory.
-        arguments: of `evaluate`, as in evaluation.json: model, data, split and tta.
-        result: of the evaluation.
-        predictor, source: model and evaluated images.
+        run, data, tta: arguments of `evaluate`.
+        selected, result, predictor: evaluated images, their results, and the model.
         features: of the images of the feature map.
-        force: replace an existing evaluation.
     """
-    model, data, split = (str(arguments[key]) for key in ("model", "data", "split"))
+    from weft.inference.error_gallery import explained_errors
+    from weft.inference.feature_map import drawn_of, feature_map
+    from weft.inference.report import write_report
+
     summary = [
-        ("model", model),
-        ("data", f"{data}, {SPLIT_NAMES[split]}"),
+        ("model", run),
+        ("data", f"{data}, {SPLIT_NAMES[selected.split]}"),
         ("images", f"{result.count}, {len(result.excluded)} excluded"),
-        *accuracy_lines(result),
-        *confidence_lines(result),
+        *result.summary(),
     ]
-    if arguments["tta"]:
+    if tta:
         summary.append(("test-time augmentation", "logits averaged with those of mirror images"))
-    if result.real is not None:
-        summary.append(("ReaL top-1", accuracy_text(result.real.top1, result.real.images, "images with a ReaL label")))
-    title = f"{Path(model).resolve().name} on {data}"
-    errors = explained_errors(predictor.source_model, source, result.mistakes)
-    features_drawn = feature_map(features, result, drawn_of(result.count))
-    with new_directory(out, CONTENTS, force=force) as folder:
-        write_report(folder, title, summary, result, errors=errors, features=features_drawn)
-        write_file(folder / "evaluation.json", json.dumps(arguments | result.as_dict(), indent=2) + "\n")
+    errors = explained_errors(predictor.source_model, selected.source, result.mistakes)
+    drawn = feature_map(features, result, drawn_of(result.count))
+    write_report(out, f"{Path(run).resolve().name} on {data}", summary, result, errors=errors, features=drawn)
 
 
-def _unknown(predictor: Predictor, source: Source, unknown_images: str | Path, settings: Recipe) -> UnknownResult:
+def _unknown(predictor: Predictor, source: Source, images: str | Path, options: InferenceOptions) -> Threshold:
     """Compare the scores of the evaluated images with those of images that show none of the classes."""
+    from weft.inference.measurement import evaluation_batches
+
     folded = Predictor(predictor.source_model, runtime=predictor.runtime, max_pixels=predictor.max_pixels)
     detector = folded.detector
     assert detector is not None
     assert detector.threshold is not None
-    batch_size = int(settings.batch_size)
-    batches = evaluation_batches(source, predictor.source_model, batch_size, settings.workers)
-    with Work("other images", len(image_files(unknown_images))) as work:
-        others = scores_of_files(folded, unknown_images, batch_size, work.advance)
-    known = np.concatenate([folded.scores(images) for images, _ in batches])
+    batches = evaluation_batches(source, predictor.source_model, options.batch_size, options.workers)
+    with Work("other images", len(image_files(images))) as work:
+        others = scores_of_files(folded, images, options.batch_size, work.advance)
+    known = np.concatenate([folded.scores(batch) for batch, _ in batches])
     return compare_scores(known, others, detector.threshold.value)
 
 

@@ -6,22 +6,30 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from weft import markup
+from weft.checkpoints.resolve import check_model
 from weft.data import BadImage
 from weft.files import check_output, new_directory, write_file
-from weft.inference.arguments import check_outside_images, value_note
-from weft.inference.inputs import class_number, image_files, settings_of
+from weft.inference.arguments import (
+    InferenceOptions,
+    check_images,
+    check_outside_images,
+    image_files,
+    value_note,
+)
+from weft.inference.inputs import class_number
 from weft.inference.predictor import Predictor
-from weft.interpret import Explanation, explain
-from weft.interpret.explaining import check_explainable
 from weft.notebook import ImageList, described
-from weft.progress import Work, obeys_quiet, say
-from weft.system import file_name
+from weft.progress import Work, loading, obeys_quiet, say
+from weft.system import unused_name
 from weft.text import printable
+
+if TYPE_CHECKING:
+    from weft.interpret import Explanation
 
 INDEX = "explanations.json"
 MAX_KEPT = 1_000  # explanations with their images in memory
@@ -98,21 +106,22 @@ def explain_run(
         UsageError: Grad-CAM of an export, an unknown class, a directory that is taken.
         CheckpointError: the model is missing or cannot be read.
     """
-    settings = settings_of(None, img_size, device, None, None, limit, max_pixels=max_pixels)
+    options = InferenceOptions.of(locals())
+    owned = [INDEX, *_written_before(Path(out))]
     check_outside_images(out, images)
+    check_output(Path(out), owned, force=force)
+    check_model(run)
+    check_images(images)
     predictor = Predictor.load(
-        run,
-        img_size=settings.img_size,
-        device=settings.device,
-        fold=False,
-        max_pixels=settings.data.max_pixels,
+        run, img_size=options.img_size, device=options.device, fold=False, max_pixels=options.max_pixels
     )
+    with loading():  # for an export, which has not needed torch so far
+        from weft.interpret.explaining import check_explainable, explain
+
     model, names = predictor.source_model, predictor.classes
     check_explainable(model, grad_cam)
     number = None if label is None else class_number(label, names)
-    paths = image_files(images)[: settings.data.limit]
-    owned = [INDEX, *_written_before(Path(out))]
-    check_output(Path(out), owned, force=force)
+    paths = image_files(images)[: options.limit]
 
     if note := value_note(paths, predictor.preprocessing.value_range, predictor.max_pixels):
         say(note)
@@ -130,7 +139,7 @@ def explain_run(
                 results.append(FileExplanation(printable(path), error=str(error)))
                 continue
             explanation = explain(model, tensor, label=number, grad_cam=grad_cam)
-            stem = _unused_name(Path(path).stem, used)
+            stem = unused_name(Path(path).stem, used)
             _write(folder / stem, explanation, names, printable(Path(path).name))
             share = float(explanation.probabilities[explanation.label])
             files = f"{stem}.png", f"{stem}.npz"
@@ -152,17 +161,6 @@ def _write(stem: Path, explanation: Explanation, names: Sequence[str], title: st
     figure = panels(explanation, names, title)
     figure.savefig(stem.with_name(f"{stem.name}.png"), dpi=130, metadata={"Software": None})
     np.savez_compressed(stem.with_name(f"{stem.name}.npz"), **arrays)
-
-
-def _unused_name(stem: str, used: set[str]) -> str:
-    """Return a file name without a suffix that no other image uses, and add it to `used`."""
-    stem = file_name(stem)
-    name, number = stem, 1
-    while name.lower() in used:
-        number += 1
-        name = f"{stem}-{number}"
-    used.add(name.lower())
-    return name
 
 
 def _written_before(folder: Path) -> list[str]:

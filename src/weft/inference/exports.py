@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from weft.checkpoints import load_model_dir
-from weft.checkpoints.hub import load_public
-from weft.checkpoints.resolve import find_model
+from weft.checkpoints.resolve import check_model, find_model
 from weft.data.folder import check_outside
-from weft.deploy import ExportReport, export
-from weft.errors import DataError
-from weft.inference.inputs import open_labelled, recipe_of, settings_of
-from weft.progress import obeys_quiet
+from weft.data.open import check_exists
+from weft.deploy.formats import AUTO, SUFFIXES, checked_format
+from weft.errors import DataError, UsageError
+from weft.files import refuse_taken
+from weft.inference.arguments import InferenceOptions, recipe_of
+from weft.inference.inputs import open_labelled
+from weft.progress import loading, obeys_quiet
+
+if TYPE_CHECKING:
+    from weft.deploy import ExportReport
+
+BATCH_SIZES = (1, 16)  # at which format auto times the exports
 
 
 @obeys_quiet
@@ -24,7 +31,7 @@ def export_run(
     precision: str | None = None,
     data: str | Path | None = None,
     max_drop: float = 0.5,
-    batch_sizes: Sequence[int] = (1, 16),
+    batch_sizes: Sequence[int] | None = None,
     limit: int | None = None,
     max_pixels: int | None = None,
     follow_links: bool | None = None,
@@ -35,22 +42,35 @@ def export_run(
 
     Args:
         run: a run directory, whose best model is exported, a model directory, or the name of a public model.
-        out, format, precision, max_drop, batch_sizes, force: as in `weft.export`.
+        out, format, precision, max_drop, force: as in `weft.export`.
         data: a folder of images, any other source that `weft.data.open_data` reads, or 'digits'; split as in the run.
+        batch_sizes: with format `auto`, numbers of images at which the exports are timed; None for 1 and 16.
         limit, max_pixels, follow_links: as in `train`.
         quiet: print no progress and no notes.
 
     Raises:
         UsageError, DataError, CheckpointError, VerificationError: as `weft.export` and `evaluate`.
     """
-    settings = settings_of(None, None, "cpu", None, None, limit, follow_links, max_pixels)
+    checked_format(out, format, precision, max_drop, has_data=data is not None)
+    if batch_sizes is not None and format != AUTO:
+        raise UsageError("--batch-size belongs to --format auto, which times the exports. Omit it.")
+    options = InferenceOptions.of({"limit": limit, "follow_links": follow_links, "max_pixels": max_pixels})
+    if not force and Path(out).suffix not in SUFFIXES:
+        refuse_taken(Path(out), (), force=False)
+    check_model(run)
     if data is not None:
+        check_exists(str(data))
         check_outside(out, data)
+    with loading():
+        from weft.checkpoints import load_model_dir
+        from weft.checkpoints.hub import load_public
+        from weft.deploy import export
+
     source = find_model(run)
     model, classes = load_public(source) if isinstance(source, str) else load_model_dir(source)
     splits = None
     if data is not None:
-        splits = open_labelled(data, classes, model.num_classes, settings, recipe_of(Path(run)))
+        splits = open_labelled(data, classes, model.num_classes, options, recipe_of(Path(run)))
         if len(splits.val) == 0:
             raise DataError(
                 f"An export is verified on held-out images; {data} has none. Give every class two images or more, or"
@@ -64,6 +84,6 @@ def export_run(
         data=splits,
         label_names=classes,
         max_drop=max_drop,
-        batch_sizes=batch_sizes,
+        batch_sizes=batch_sizes or BATCH_SIZES,
         force=force,
     )

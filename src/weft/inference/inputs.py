@@ -1,4 +1,4 @@
-"""Inputs of inference: settings, image files, and datasets with the classes of a model."""
+"""Datasets with the classes of a model, and which of their images an evaluation uses."""
 
 from __future__ import annotations
 
@@ -6,41 +6,18 @@ import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from torch import nn
-
-from weft.data import ImageDataset, Sample, Source, SplitPlan, Splits, eval_transform, make_loader, open_data
+from weft.data import Sample, Source, SplitPlan, Splits, open_data
 from weft.data.fingerprint import Fingerprint
-from weft.data.loader import ImageLoader
-from weft.data.order import WHOLE, Share
 from weft.data.source import pixel_limit
 from weft.errors import DataError, UsageError, unknown
-from weft.inference.arguments import image_files as image_files
-from weft.inference.arguments import recipe_of as recipe_of
-from weft.inference.arguments import run_folder as run_folder
-from weft.inference.arguments import settings_of as settings_of
-from weft.models.contract import preprocessing
+from weft.inference.arguments import InferenceOptions, run_folder
 from weft.models.imagenet import ImageNetClasses, recognized
 from weft.progress import Work, say
 from weft.recipes import Recipe
 from weft.runs.directory import FINGERPRINT
 from weft.text import first_few, printable
-
-
-def evaluation_batches(
-    source: Source, model: nn.Module, batch_size: int, workers: int, *, share: Share = WHOLE
-) -> ImageLoader:
-    """Load all images in their order, with the preprocessing of a model; with several processes, the share of this one.
-
-    Raises:
-        DataError: `source` is empty.
-    """
-    if len(source) == 0:
-        raise DataError("An evaluation needs at least one image; got none. Give every class two images or more.")
-    transform = eval_transform(preprocessing(model))
-    images = ImageDataset(source, transform, value_range=transform.value_range)
-    return make_loader(images, batch_size, shuffle=False, workers=workers, share=share)
 
 
 def name_of(source: Source, index: int) -> str:
@@ -52,7 +29,7 @@ def open_labelled(
     data: str | Path,
     classes: list[str] | None,
     num_classes: int,
-    settings: Recipe,
+    options: InferenceOptions,
     trained_with: Recipe | None,
     *,
     test: bool = False,
@@ -65,17 +42,29 @@ def open_labelled(
     Raises:
         DataError: the dataset cannot be read, or has other classes.
     """
-    imagenet = recognized(classes)
-    splits = open_as_trained(
-        data,
-        settings,
-        trained_with,
-        allow_empty_class=True,
-        classes=classes,
-        match=None if imagenet is None else functools.partial(match_imagenet, imagenet),
-        evaluate_only=True,
-        test=test,
-    )
+    imagenet, as_trained = recognized(classes), trained_with or Recipe()
+    is_same = trained_with is None or _is_same(data, trained_with.data.source)
+    plan = replace(split_plan(as_trained), train_fraction=1.0, limit=options.limit)
+    if not is_same:  # the folds and groups mean nothing
+        plan = replace(plan, folds=None, fold=1, group=None)
+    with Work("reading") as work:
+        splits = open_data(
+            data,
+            plan,
+            image=as_trained.data.image,
+            label=as_trained.data.label,
+            classes=classes,
+            match=None if imagenet is None else functools.partial(match_imagenet, imagenet),
+            allow_empty_class=True,
+            evaluate_only=True,
+            test=test,
+            max_bad=(as_trained if is_same else Recipe()).data.max_bad,
+            max_pixels=options.max_pixels or as_trained.data.max_pixels,
+            follow_links=as_trained.data.follow_links or options.follow_links,
+            progress=work.update,
+        )
+    for text in splits.notes[1:]:  # the first one counts training images
+        say(text)
     if classes is None:
         say(
             "The weights have no class names: their outputs are matched with the folders in order, first"
@@ -86,38 +75,6 @@ def open_labelled(
             f"Data must have the model's classes; it has {len(splits.classes)}, the model {num_classes} without names."
             " Evaluate a model directory that names its classes."
         )
-    return splits
-
-
-def open_as_trained(data: str | Path, settings: Recipe, trained_with: Recipe | None, **arguments: Any) -> Splits:
-    """Open a dataset, split as the training run split it.
-
-    Args:
-        data, settings, trained_with: as in `open_labelled`.
-        arguments: more arguments of `open_data`.
-
-    Raises:
-        DataError: the dataset cannot be read.
-    """
-    as_trained = trained_with or settings
-    is_same = trained_with is None or _is_same(data, trained_with.data.source)
-    plan = replace(split_plan(as_trained), train_fraction=1.0, limit=settings.data.limit)
-    if not is_same:  # the folds and groups mean nothing
-        plan = replace(plan, folds=None, fold=1, group=None)
-    with Work("reading") as work:
-        splits = open_data(
-            data,
-            plan,
-            image=as_trained.data.image,
-            label=as_trained.data.label,
-            max_bad=(as_trained if is_same else settings).data.max_bad,
-            max_pixels=settings.data.max_pixels or as_trained.data.max_pixels,
-            follow_links=as_trained.data.follow_links or settings.data.follow_links,
-            progress=work.update,
-            **arguments,
-        )
-    for text in splits.notes[1:]:  # the first one counts training images
-        say(text)
     return splits
 
 
@@ -244,7 +201,7 @@ def select_split(
         elif not splits.is_given and (trained_with is None or not _is_same(data, trained_with.data.source)):
             split = "all"
     side = "val" if split == "test" else split  # opened as the held-out one
-    source = {"train": splits.train, "val": splits.val, "all": JoinedSource(splits.train, splits.val)}[side]
+    source = {"train": splits.train, "val": splits.val, "all": SourcePart(splits.train, splits.val)}[side]
     parts = {"train": (), "val": (splits.val,), "all": (splits.train, splits.val)}[side]
     trained_on = None if images is None else sum(images.sides_of(part).count("train") for part in parts)
     return Selected(split, source, _bad(splits, side), trained_on)
@@ -261,7 +218,7 @@ def _not_trained_on(splits: Splits, sides: list[str], data: str | Path) -> Selec
     split = "val" if all(sides[place] for place in places) else "new"
     is_val = places == list(range(len(splits.train), len(sides)))
     bad = _bad(splits, "val" if is_val and split == "val" else "all")
-    return Selected(split, SourcePart(JoinedSource(splits.train, splits.val), places), bad, 0)
+    return Selected(split, SourcePart(splits.train, splits.val, places=places), bad, 0)
 
 
 def _bad(splits: Splits, split: str) -> list[tuple[str, str]]:
@@ -272,35 +229,33 @@ def _is_same(data: str | Path, source: str | None) -> bool:
     return source is not None and (str(data) == source or Path(data).resolve() == Path(source).resolve())
 
 
-class JoinedSource:
-    """Two sources with the same classes, one after the other."""
-
-    def __init__(self, first: Source, second: Source) -> None:
-        self.first, self.second = first, second
-        self.classes, self.labels = first.classes, [*first.labels, *second.labels]
-        self.keys = [*first.keys, *second.keys]
-        self.max_pixels = max(pixel_limit(first), pixel_limit(second))
-
-    def __len__(self) -> int:
-        return len(self.first) + len(self.second)
-
-    def read(self, i: int) -> Sample:
-        """Read image `i`."""
-        return self.first.read(i) if i < len(self.first) else self.second.read(i - len(self.first))
-
-
 class SourcePart:
-    """Some images of a source, in the order of `places`."""
+    """Some images of one source, or of several with the same classes one after the other, in the order of `places`.
 
-    def __init__(self, source: Source, places: Sequence[int]) -> None:
-        self.source, self.places, self.classes = source, places, source.classes
-        self.labels = [source.labels[place] for place in places]
-        self.keys = [source.keys[place] for place in places]
-        self.max_pixels = pixel_limit(source)
+    Args:
+        sources: with the classes of the first.
+        places: indices in all images of the sources; None for all of them.
+    """
+
+    def __init__(self, *sources: Source, places: Sequence[int] | None = None) -> None:
+        self.sources, self.classes = sources, sources[0].classes
+        self.places = range(sum(map(len, sources))) if places is None else places
+        self.labels = [source.labels[i] for source, i in map(self._find, self.places)]
+        self.keys = [source.keys[i] for source, i in map(self._find, self.places)]
+        self.max_pixels = max(map(pixel_limit, sources))
 
     def __len__(self) -> int:
         return len(self.places)
 
     def read(self, i: int) -> Sample:
         """Read image `i`."""
-        return self.source.read(self.places[i])
+        source, place = self._find(self.places[i])
+        return source.read(place)
+
+    def _find(self, place: int) -> tuple[Source, int]:
+        """Return the source of an image, and its index there."""
+        for source in self.sources:
+            if place < len(source):
+                return source, place
+            place -= len(source)
+        raise IndexError(place)

@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 from weft import markup
-from weft.data.loader import ImageLoader
-from weft.inference.probabilities import ranked, softmax
+from weft.checkpoints.unknown import Threshold
 from weft.inference.real_labels import RealScore
-from weft.inference.torch_backend import infer
 from weft.intervals import Estimate, accuracy_text, interval_of, too_few_text
-from weft.models.contract import evaluation_mode
 from weft.notebook import described
-from weft.runtime import Runtime
 from weft.text import count, first_few
 
 MOST_MISTAKES = 20
@@ -55,18 +48,9 @@ class Mistake(NamedTuple):
     place: int
 
 
-class Coverage(NamedTuple):
-    """The most confident predictions: their share of the images, their number, and their accuracy in percent."""
+class Confident(NamedTuple):
+    """The images that a model is most certain of: their number, and their accuracy in percent; None without images."""
 
-    coverage: float
-    images: int
-    top1: float
-
-
-class Accepted(NamedTuple):
-    """Images that are not rejected: their smallest confidence, number and accuracy in percent; None without images."""
-
-    threshold: float
     images: int
     top1: float | None
 
@@ -86,42 +70,6 @@ class Bin(NamedTuple):
     right: float
 
 
-class AllClasses(NamedTuple):
-    """Accuracy among all classes of a model, where a dataset has some of them.
-
-    Attributes:
-        classes: number of classes of the model.
-        top1: percent of the images whose most probable class among all of them is the true one.
-    """
-
-    classes: int
-    top1: float
-
-
-@dataclass(frozen=True)
-class UnknownResult:
-    """Separation of unknown images from those of the classes.
-
-    Attributes:
-        auroc: area under the ROC curve, from 0 to 1: 0.5 by chance.
-        known, known_unknown: number of images of the classes, and of those among them that count as unknown.
-        other, other_unknown: the same of images that show none of the classes.
-    """
-
-    auroc: float
-    known: int
-    known_unknown: int
-    other: int
-    other_unknown: int
-
-    def __str__(self) -> str:
-        """Describe the result in one line."""
-        return (
-            f"AUROC {self.auroc:.3f}; unknown are {self.other_unknown:,} of {self.other:,} other images and"
-            f" {self.known_unknown:,} of {self.known:,} images of the classes"
-        )
-
-
 @dataclass(frozen=True, eq=False)
 class Evaluation:
     """Results of a model over labelled images, a value per image; all numbers follow from these columns.
@@ -138,9 +86,10 @@ class Evaluation:
         rank: (images) place of the true class by probability, from 0; equal ones in the order of the classes.
         losses: (images) cross-entropy in nats; nan if an output is not finite.
         excluded: (name, reason) of unreadable images.
+        num_outputs, top1_of_all: number of classes of the model, and percent of the images whose most probable class
+            among all of them is the true one; None if all classes of the model are compared.
         real: accuracy by ReaL labels, if given.
-        accepted: results of the images above a threshold of confidence, if given.
-        all_classes: accuracy among all classes of the model, if `classes` are only some of them.
+        threshold: smallest confidence of the images that are not rejected, if given.
         unknown: how well images that show none of the classes are detected, if given.
     """
 
@@ -153,10 +102,11 @@ class Evaluation:
     rank: np.ndarray
     losses: np.ndarray
     excluded: list[tuple[str, str]] = field(default_factory=list)
+    num_outputs: int | None = None
+    top1_of_all: float | None = None
     real: RealScore | None = None
-    accepted: Accepted | None = None
-    all_classes: AllClasses | None = None
-    unknown: UnknownResult | None = None
+    threshold: float | None = None
+    unknown: Threshold | None = None
 
     @property
     def count(self) -> int:
@@ -218,19 +168,13 @@ class Evaluation:
     @property
     def calibration(self) -> list[Bin]:
         """Reliability diagram: confidence and accuracy in bins of equal width, without empty bins."""
-        edges, bins = np.linspace(0, 1, BINS + 1), _bins(self.confidence)
-        return [
-            Bin(
-                float(edges[i]),
-                float(edges[i + 1]),
-                int(here.sum()),
-                float(self.confidence[here].mean()),
-                float(right.mean()),
-            )
-            for i in range(BINS)
-            if (here := bins == i).any()
-            for right in (self.is_correct[here],)
-        ]
+        edges, bins = np.linspace(0, 1, BINS + 1).tolist(), _bins(self.confidence)
+        rows = []
+        for i in np.unique(bins):
+            here = bins == i
+            sure, right = float(self.confidence[here].mean()), float(self.is_correct[here].mean())
+            rows.append(Bin(edges[i], edges[i + 1], int(here.sum()), sure, right))
+        return rows
 
     @property
     def ece(self) -> float:
@@ -254,14 +198,10 @@ class Evaluation:
         return _mean(score.f1 for score in self.per_class)
 
     @property
-    def coverage(self) -> list[Coverage]:
+    def coverage(self) -> dict[float, Confident]:
         """Accuracy of the most confident predictions, for each share of the images in COVERAGES."""
-        right = self.is_correct[np.argsort(-self.confidence, kind="stable")]
-        numbers = [max(round(share * self.count), 1) for share in COVERAGES]
-        return [
-            Coverage(share, number, 100 * float(right[:number].mean()))
-            for share, number in zip(COVERAGES, numbers, strict=True)
-        ]
+        order = np.argsort(-self.confidence, kind="stable")
+        return {share: self._confident(order[: max(round(share * self.count), 1)]) for share in COVERAGES}
 
     @property
     def aurc(self) -> float:
@@ -269,10 +209,14 @@ class Evaluation:
         errors = np.cumsum(~self.is_correct[np.argsort(-self.confidence, kind="stable")])
         return 100 * float((errors / np.arange(1, self.count + 1)).mean())
 
-    def above(self, threshold: float) -> Accepted:
-        """Return the results of the images whose predicted class has at least this probability."""
-        right = self.is_correct[self.confidence >= threshold]
-        return Accepted(threshold, len(right), 100 * float(right.mean()) if len(right) else None)
+    @property
+    def accepted(self) -> Confident | None:
+        """The images whose predicted class has at least the probability `threshold`."""
+        return None if self.threshold is None else self._confident(self.confidence >= self.threshold)
+
+    def _confident(self, images: np.ndarray) -> Confident:
+        is_correct = self.is_correct[images]
+        return Confident(len(is_correct), 100 * float(is_correct.mean()) if len(is_correct) else None)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the dictionary that `--json` prints."""
@@ -290,16 +234,75 @@ class Evaluation:
             "loss": self.loss,
             "ece": self.ece,
             "calibration": [row._asdict() for row in self.calibration],
-            "coverage": [row._asdict() for row in self.coverage],
+            "coverage": [{"coverage": share, **row._asdict()} for share, row in self.coverage.items()],
             "aurc": self.aurc,
             "classes": [score._asdict() for score in self.per_class],
             "confusion": self.confusion.tolist(),
             "mistakes": [mistake._asdict() for mistake in self.mistakes],
-            **({} if self.real is None else {"real": self.real._asdict()}),
-            **({} if self.accepted is None else {"accepted": self.accepted._asdict()}),
-            **({} if self.all_classes is None else {"all_classes": self.all_classes._asdict()}),
-            **({} if self.unknown is None else {"unknown": asdict(self.unknown)}),
+            **self._of_options(),
         }
+
+    def _of_options(self) -> dict[str, Any]:
+        """Return the entries of `as_dict` that only some evaluations have."""
+        entries: dict[str, Any] = {}
+        if self.real is not None:
+            entries["real"] = self.real._asdict()
+        if self.accepted is not None:
+            entries["accepted"] = {"threshold": self.threshold, **self.accepted._asdict()}
+        if self.num_outputs is not None:
+            entries["all_classes"] = {"classes": self.num_outputs, "top1": self.top1_of_all}
+        if self.unknown is not None:
+            entries["unknown"] = {
+                "auroc": self.unknown.auroc,
+                "known": self.unknown.count,
+                "known_unknown": self.unknown.unknown,
+                "other": self.unknown.other_count,
+                "other_unknown": self.unknown.other_unknown,
+            }
+        return entries
+
+    def accuracies(self, images: str = "images") -> list[tuple[str, str]]:
+        """Return (name, value) lines of the accuracies, each with its number of images and its interval.
+
+        Top-5 needs at least six classes: with five it is always 100 %. The balanced accuracy and the mean F1 score are
+        left out where every class has the same number of images, since the former is then the accuracy. If only some of
+        the model's classes are compared, the names of the lines say so.
+        """
+        among = f" among the {len(self.classes):,} classes of the data" if self.num_outputs else ""
+        lines = [(f"top-1{among}", accuracy_text(self.top1, self.count, images))]
+        if len(self.classes) > 5:
+            lines.append((f"top-5{among}", accuracy_text(self.top5, self.count, images)))
+        if self.top1_of_all is not None:
+            name = f"top-1 among all {self.num_outputs:,} classes of the model"
+            lines.append((name, accuracy_text(self.top1_of_all, self.count, images)))
+        if len(set(self.confusion.sum(axis=1).tolist())) > 1:
+            lines.append((BALANCED, f"{self.balanced_accuracy:.2f} % (mean recall of the classes)"))
+            lines.append(("macro F1", f"{self.macro_f1:.2f} % (mean F1 score of the classes)"))
+        return lines
+
+    def summary(self) -> list[tuple[str, str]]:
+        """Return (name, value) lines of all that was measured: accuracies, loss, confidence, unknown images."""
+        lines = self.accuracies()
+        if self.real is not None:
+            text = accuracy_text(self.real.top1, self.real.images, "images with a ReaL label")
+            lines.append(("ReaL top-1", f"{text}; {self.real.unlabelled:,} without one"))
+        rows = [(100 * share, self.coverage[share].top1) for share in (0.9, 0.7)]
+        most = "; ".join(f"{top1:.2f} % of the most confident {share:.0f} %" for share, top1 in rows)
+        lines += [("loss", f"{self.loss:.4f}"), ("expected calibration error", f"{self.ece:.1f} points")]
+        lines.append(("top-1 by confidence", most))
+        if self.accepted is not None:
+            number, top1 = self.accepted
+            accuracy = "" if top1 is None else f"; top-1 {accuracy_text(top1, number, 'accepted images')}"
+            share = 100 * number / max(self.count, 1)
+            text = f"{number:,} of {self.count:,} images ({share:.1f} %), from {self.threshold:.3f}{accuracy}"
+            lines.append(("accepted", text))
+        if self.unknown is not None:
+            lines.append(("images of no class", str(self.unknown)))
+        return lines
+
+    def warnings(self) -> list[str]:
+        """Return sentences on what the accuracy hides: classes that are never predicted, and too few images."""
+        return [*filter(None, (never_predicted_text(self), too_few_text(self.top1, self.count)))]
 
     def __repr__(self) -> str:
         """Return the main values in one line."""
@@ -308,10 +311,8 @@ class Evaluation:
 
     def _repr_html_(self) -> str:
         """Return tables: accuracy, scores of each class, and with few classes the confusion matrix."""
-        rows = [*accuracy_lines(self), ("loss", f"{self.loss:.4f}"), *confidence_lines(self)]
-        parts = [markup.table(("evaluation", ""), rows)]
-        if warning := too_few_text(self.top1, self.count):
-            parts.append(markup.element("p", warning))
+        parts = [markup.table(("evaluation", ""), self.summary())]
+        parts += [markup.element("p", text) for text in self.warnings()]
         scores = sorted(self.per_class, key=lambda score: math.inf if score.recall is None else score.recall)
         is_cut = len(scores) > MAX_CLASSES
         if is_cut:
@@ -342,78 +343,6 @@ def calibration_error(sure: np.ndarray, right: np.ndarray) -> float:
 def _bins(sure: np.ndarray) -> np.ndarray:
     """Return the bin of every confidence, of BINS bins of equal width."""
     return np.clip(np.ceil(sure * BINS).astype(int) - 1, 0, BINS - 1)
-
-
-def measure(
-    model: nn.Module,
-    batches: Iterable[tuple[Tensor, Tensor]],
-    classes: Sequence[str],
-    runtime: Runtime,
-    *,
-    among: Sequence[int] | None = None,
-    temperature: float = 1.0,
-    key_of: Callable[[int], str] = str,
-    excluded: Sequence[tuple[str, str]] = (),
-    on_batch: Callable[[int], None] = lambda count: None,
-) -> Evaluation:
-    """Run a model over images. With several processes each runs its share, and every image counts once.
-
-    Args:
-        model: evaluated in evaluation mode; the mode of its modules is restored afterwards.
-        batches: (images (b c h w), labels (b)) pairs; with several processes an `ImageLoader`, which knows its share.
-        classes: names of the model's outputs.
-        runtime: device, precision and processes.
-        among: outputs to compare, ascending, which include all labels; the results are over these classes alone. None:
-            all outputs.
-        temperature: divisor of the logits in probabilities; the loss is without it.
-        key_of: function from the index of an image in `batches` to its name.
-        excluded: (name, reason) of images that are not in `batches`; copied to the result.
-        on_batch: called with the number of images of every batch; it may raise to stop.
-
-    Returns:
-        The results; `loss` is nan if an output is not finite.
-    """
-    columns: list[tuple[np.ndarray, ...]] = []
-    with evaluation_mode(model):
-        for images, labels in batches:
-            columns.append(_columns(infer(model, images, runtime), labels, among, temperature))
-            on_batch(len(labels))
-    mine = [np.concatenate(parts) for parts in zip(*columns, strict=True)]
-    places = batches.places() if isinstance(batches, ImageLoader) else np.arange(sum(len(part[0]) for part in columns))
-    gathered = [own for own in runtime.gather([places, *mine]) if len(own) > 1]  # a process may have no image
-    places, *values = (np.concatenate(parts) for parts in zip(*gathered, strict=True))
-    order = np.argsort(places)
-    true, predicted, confidence, rank, losses, is_top_of_all = (column[order] for column in values)
-    of_all = AllClasses(len(classes), 100 * float(is_top_of_all.mean()))
-    return Evaluation(
-        classes=list(classes) if among is None else [classes[number] for number in among],
-        keys=[key_of(int(place)) for place in places[order]],
-        places=places[order],
-        true=true,
-        predicted=predicted,
-        confidence=confidence,
-        rank=rank,
-        losses=losses,
-        excluded=list(excluded),
-        all_classes=None if among is None or len(among) == len(classes) else of_all,
-    )
-
-
-def _columns(logits: Tensor, labels: Tensor, among: Sequence[int] | None, temperature: float) -> tuple[np.ndarray, ...]:
-    """Return true class, predicted class, its probability, rank of the true class, loss, and whether the true class is
-    on top of all outputs."""
-    is_top_of_all = torch.from_numpy(ranked(logits.numpy())[:, 0].copy()) == labels
-    if among is not None:
-        place_of = torch.full((logits.shape[1],), -1)
-        place_of[list(among)] = torch.arange(len(among))
-        labels = place_of[labels]
-        logits = logits[:, list(among)]
-    order = torch.from_numpy(ranked(softmax(logits.numpy())).copy())
-    predicted, rank = order[:, 0], (order == labels[:, None]).int().argmax(dim=1)
-    confidence = torch.from_numpy(softmax(logits.numpy(), temperature)).gather(1, predicted[:, None])[:, 0]
-    loss = F.cross_entropy(logits, labels, reduction="none").double()
-    loss[~logits.isfinite().all(dim=1)] = math.nan  # also where the loss itself would be finite
-    return tuple(column.numpy() for column in (labels, predicted, confidence, rank, loss, is_top_of_all))
 
 
 def class_scores(classes: Sequence[str], confusion: np.ndarray) -> list[ClassScore]:
@@ -455,26 +384,6 @@ def percent_text(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f}"
 
 
-def accuracy_lines(result: Evaluation, images: str = "images") -> list[tuple[str, str]]:
-    """Return (name, value) lines of the accuracies, each with its number of images and its interval.
-
-    Top-5 needs at least six classes: with five it is always 100 %. The balanced accuracy and the mean F1 score are left
-    out where every class has the same number of images, since the former is then the accuracy. If only some of the
-    model's classes are compared, the names of the lines say so.
-    """
-    among = "" if result.all_classes is None else f" among the {len(result.classes):,} classes of the data"
-    lines = [(f"top-1{among}", accuracy_text(result.top1, result.count, images))]
-    if len(result.classes) > 5:
-        lines.append((f"top-5{among}", accuracy_text(result.top5, result.count, images)))
-    if result.all_classes is not None:
-        name = f"top-1 among all {result.all_classes.classes:,} classes of the model"
-        lines.append((name, accuracy_text(result.all_classes.top1, result.count, images)))
-    if len({score.images for score in result.per_class}) > 1:
-        lines.append((BALANCED, f"{result.balanced_accuracy:.2f} % (mean recall of the classes)"))
-        lines.append(("macro F1", f"{result.macro_f1:.2f} % (mean F1 score of the classes)"))
-    return lines
-
-
 def never_predicted_text(result: Evaluation) -> str:
     """Return a sentence that names the classes which are never predicted; an empty text if all are predicted."""
     names = result.never_predicted
@@ -487,39 +396,5 @@ def never_predicted_text(result: Evaluation) -> str:
 
 def class_lines(result: Evaluation) -> list[str]:
     """Return what top-1 hides where classes differ in size: balanced accuracy, and classes that are never predicted."""
-    lines = [f"{name}: {value}" for name, value in accuracy_lines(result) if name == BALANCED]
+    lines = [f"{name}: {value}" for name, value in result.accuracies() if name == BALANCED]
     return [*lines, *filter(None, [never_predicted_text(result)])]
-
-
-def calibration_text(result: Evaluation, *, is_fitted: bool) -> str:
-    """Return the expected calibration error as text.
-
-    Args:
-        result: the evaluation.
-        is_fitted: the temperature was fitted to the same images, which underestimates the error.
-    """
-    fitted = " (underestimated: the temperature was fitted to these images)" if is_fitted else ""
-    return f"{result.ece:.1f} points{fitted}"
-
-
-def confidence_lines(result: Evaluation, *, is_fitted: bool = False) -> list[tuple[str, str]]:
-    """Return (name, value) lines about confidence: calibration error, accuracy of the most confident images.
-
-    Args:
-        result: the evaluation.
-        is_fitted: the temperature was fitted to the same images.
-    """
-    shown = [row for row in result.coverage if row.coverage in (0.9, 0.7)]
-    most = "; ".join(f"{row.top1:.2f} % of the most confident {100 * row.coverage:.0f} %" for row in shown)
-    error = calibration_text(result, is_fitted=is_fitted)
-    lines = [("expected calibration error", error), ("top-1 by confidence", most)]
-    if result.accepted is not None:
-        threshold, number, top1 = result.accepted
-        accuracy = "" if top1 is None else f"; top-1 {accuracy_text(top1, number, 'accepted images')}"
-        share = 100 * number / max(result.count, 1)
-        lines.append(
-            ("accepted", f"{number:,} of {result.count:,} images ({share:.1f} %), from {threshold:.3f}{accuracy}")
-        )
-    if result.unknown is not None:
-        lines.append(("images of no class", str(result.unknown)))
-    return lines

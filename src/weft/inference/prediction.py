@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from weft import markup
+from weft.checkpoints.resolve import check_model
 from weft.data import BadImage
 from weft.data.preprocessing import Pixels
-from weft.inference.arguments import check_top_k, image_files, settings_of, value_note
+from weft.inference.arguments import InferenceOptions, check_top_k, image_files, value_note
 from weft.inference.image_card import image_card
+from weft.inference.prediction_files import check_prediction_output, write_predictions
 from weft.inference.predictor import Predictor
 from weft.notebook import ImageList, described
 from weft.progress import Work, obeys_quiet, say
@@ -81,6 +83,8 @@ def predict(
     max_pixels: int | None = None,
     tta: bool = False,
     reject_at_error: float | None = None,
+    out: str | Path | None = None,
+    force: bool = False,
     quiet: bool = False,
 ) -> list[FilePrediction]:
     """Classify image files.
@@ -93,6 +97,11 @@ def predict(
         tta: test-time augmentation: average the logits of each image and of its mirror image.
         reject_at_error: reject predictions below the confidence at which this share of the held-out images was
             classified wrongly, from 0 to 1; None rejects none.
+        out: a file that ends in .csv, with a row per class of each image; or a directory, into which the images are
+            copied, with one folder per class, `unknown` for images that resemble no training image, `rejected` for
+            those below the threshold, and predictions.csv. The images themselves are only read. None to write no
+            files.
+        force: replace an existing file, or directory of copies.
         quiet: print no progress and no notes.
 
     Returns:
@@ -100,30 +109,36 @@ def predict(
         list, and a slice of it, as a gallery.
 
     Raises:
-        UsageError: a setting that is not supported, or no threshold for `reject_at_error`.
+        UsageError: a setting that is not supported, no threshold for `reject_at_error`, or `out` is taken.
         CheckpointError: the model is missing or cannot be read, or its outputs are not finite.
     """
     check_top_k(top_k)
-    settings = settings_of(batch_size, img_size, device, precision, None, limit, max_pixels=max_pixels)
+    options = InferenceOptions.of(locals())
+    check_model(run)
+    paths = image_files(images)[: options.limit]
+    if out is not None:
+        check_prediction_output(Path(out), images, paths, force=force)
+    if not any(Path(path).exists() for path in paths):  # nothing to load the model for, which can take seconds
+        missing = (BadImage(path, "missing") for path in paths)
+        return ImageList(FilePrediction(printable(bad.name), [], str(bad), bad.reason) for bad in missing)
     predictor = Predictor.load(
         run,
-        img_size=settings.img_size,
-        device=settings.device,
-        precision=settings.precision,
+        img_size=options.img_size,
+        device=options.device,
+        precision=options.precision,
         mirror=tta,
-        max_pixels=settings.data.max_pixels,
+        max_pixels=options.max_pixels,
     )
     threshold = None
     if reject_at_error is not None:
         rejection = predictor.reject_at(reject_at_error)
         threshold = rejection.threshold
         say(str(rejection))
-    paths = image_files(images)[: settings.data.limit]
     predictions = ImageList[FilePrediction]()
     if note := value_note(paths, predictor.preprocessing.value_range, predictor.max_pixels):
         say(note)
     with Work("classifying", len(paths)) as work:
-        for batch in prepared_batches(predictor, paths, int(settings.batch_size)):
+        for batch in prepared_batches(predictor, paths, options.batch_size):
             rows = iter(predictor.predict([item for _, item in batch if isinstance(item, Pixels)]))
             for path, item in batch:
                 if isinstance(item, BadImage):
@@ -134,20 +149,9 @@ def predict(
                     is_rejected = None if threshold is None else top[0][1] < threshold
                     predictions.append(FilePrediction(printable(path), top, None, None, is_rejected, row.unknown))
             work.advance(len(batch))
+    if out is not None:
+        write_predictions(Path(out), paths, predictions, force=force)
     return predictions
-
-
-def all_missing(images: str | Path | Sequence[str | Path]) -> list[FilePrediction]:
-    """Return a prediction with an error for every image if none of the files exists, else an empty list.
-
-    Args:
-        images: as in `predict`.
-    """
-    paths = image_files(images)
-    if any(Path(path).exists() for path in paths):
-        return []
-    missing = [BadImage(path, "missing") for path in paths]
-    return [FilePrediction(printable(bad.name), [], str(bad), bad.reason) for bad in missing]
 
 
 def prepared_batches(

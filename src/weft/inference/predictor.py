@@ -112,7 +112,10 @@ class Predictor:
         detector: of unknown images, by the features of the folded network; None if the model has none.
         crop: first step of the preprocessing, from PIL image to pixels.
         metadata: description of the model for clients of a service.
+        path: directory that the model was loaded from, by `load`; None of a public model.
     """
+
+    path: Path | None = None
 
     def __init__(
         self,
@@ -213,7 +216,9 @@ class Predictor:
                 )
             if img_size is not None:
                 export.set_input_size(img_size)
-            return cls(export, export.label_names, mirror=mirror, max_pixels=max_pixels)
+            predictor = cls(export, export.label_names, mirror=mirror, max_pixels=max_pixels)
+            predictor.path = Path(model_source)
+            return predictor
         need_torch(f"{run} is not an export, and its network runs in torch.{_exports_text(run)}")
         with loading():
             from weft.deploy.exported import open_found
@@ -225,7 +230,9 @@ class Predictor:
         model, classes = open_found(model_source)
         if img_size is not None:
             model = resized(model, img_size)
-        return cls(model, classes, runtime=runtime, fold=fold, mirror=mirror, max_pixels=max_pixels)
+        predictor = cls(model, classes, runtime=runtime, fold=fold, mirror=mirror, max_pixels=max_pixels)
+        predictor.path = model_source if isinstance(model_source, Path) else None
+        return predictor
 
     @classmethod
     def open(

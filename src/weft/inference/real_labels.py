@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -30,71 +30,70 @@ class RealScore(NamedTuple):
     unlabelled: int
 
 
-def read_real_labels(file: str | Path, num_classes: int) -> dict[str, frozenset[int]]:
-    """Read a file of ReaL labels; return the correct classes by image name, without suffix.
+class RealLabels:
+    """ReaL labels of images: the correct classes of each, by name without suffix.
 
     Args:
         file: `real.json`, a list with the classes of ILSVRC2012_val_00000001, 00000002 and so on; or a JSON object from
             names to lists of classes, for another dataset. Classes are indices of the model's outputs.
-        num_classes: number of outputs of the model.
 
     Raises:
         DataError: the file cannot be read, or has another content.
     """
-    path_text = printable(str(file))
-    try:
-        with open_regular(file) as stream:
-            content: Any = json.loads(stream.read())
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"The ReaL labels '{path_text}' must be a JSON file; {reason_of(error)}.") from error
-    if isinstance(content, list):
-        content = {_NAME.format(number): classes for number, classes in enumerate(content, start=1)}
-    if not isinstance(content, dict):
-        raise DataError(f"'{path_text}' must contain a list or an object of lists of classes; got {content!r:.50}.")
-    for name, classes in content.items():
-        if not isinstance(classes, list) or not all(type(c) is int and 0 <= c < num_classes for c in classes):
+
+    def __init__(self, file: str | Path) -> None:
+        self.path = printable(str(file))
+        if not Path(file).exists():
+            raise DataError(f"The ReaL labels '{self.path}' must be a JSON file; there is none.")
+        try:
+            with open_regular(file) as stream:
+                content: Any = json.loads(stream.read())
+        except (OSError, ValueError, RecursionError) as error:
+            raise DataError(f"The ReaL labels '{self.path}' must be a JSON file; {reason_of(error)}.") from error
+        if isinstance(content, list):
+            content = {_NAME.format(number): classes for number, classes in enumerate(content, start=1)}
+        if not isinstance(content, dict):
+            raise DataError(f"'{self.path}' must contain a list or an object of lists of classes; got {content!r:.50}.")
+        self.classes = {_stem(name): classes for name, classes in content.items()}
+
+    def check(self, keys: Sequence[str], num_classes: int) -> None:
+        """Check that the labels list every image, and no other classes than those of the model.
+
+        Args:
+            keys: paths or names of the images.
+            num_classes: number of outputs of the model.
+
+        Raises:
+            DataError: they do not.
+        """
+        for name, classes in self.classes.items():
+            if not isinstance(classes, list) or not all(type(c) is int and 0 <= c < num_classes for c in classes):
+                raise DataError(
+                    f"Classes in '{self.path}' must be whole numbers from 0 to {num_classes - 1}, as the model has"
+                    f" {num_classes} outputs; image '{printable(name)}' has {classes!r:.50}."
+                )
+        if unknown := [key for key in keys if _stem(key) not in self.classes]:
             raise DataError(
-                f"Classes in '{path_text}' must be whole numbers from 0 to {num_classes - 1}, as the model has"
-                f" {num_classes} outputs; image '{printable(name)}' has {classes!r:.50}."
+                f"The ReaL labels must list every image by its name; {len(unknown):,} are missing, e.g."
+                f" '{printable(unknown[0])}'. Pass the labels of this dataset; real.json has those of ImageNet's"
+                " validation images, ILSVRC2012_val_00000001 to ILSVRC2012_val_00050000."
             )
-    return {_stem(name): frozenset(classes) for name, classes in content.items()}
+        if not any(self.classes[_stem(key)] for key in keys):
+            raise DataError(
+                "At least one image must have a ReaL label; none of them has. Pass the labels of this dataset."
+            )
 
+    def score(self, keys: Sequence[str], predicted: np.ndarray) -> RealScore:
+        """Return the accuracy of predictions by the labels of images that `check` accepts; images without a label are
+        not evaluated.
 
-def check_listed(labels: Mapping[str, frozenset[int]], keys: Sequence[str]) -> None:
-    """Check that the labels list every image.
-
-    Args:
-        labels: result of `read_real_labels`.
-        keys: paths or names of the images.
-
-    Raises:
-        DataError: an image is not listed.
-    """
-    if unknown := [key for key in keys if _stem(key) not in labels]:
-        raise DataError(
-            f"The ReaL labels must list every image by its name; {len(unknown):,} are missing, e.g."
-            f" '{printable(unknown[0])}'. Pass the labels of this dataset; real.json has those of ImageNet's"
-            " validation images, ILSVRC2012_val_00000001 to ILSVRC2012_val_00050000."
-        )
-
-
-def real_score(labels: Mapping[str, frozenset[int]], keys: Sequence[str], predicted: np.ndarray) -> RealScore:
-    """Compute the accuracy of predictions by ReaL labels; images without a label are not evaluated.
-
-    Args:
-        labels: result of `read_real_labels`.
-        keys: paths or names of the images.
-        predicted: (images) predicted classes.
-
-    Raises:
-        DataError: an image is not listed, or no image has a label.
-    """
-    check_listed(labels, keys)
-    names = [_stem(key) for key in keys]
-    is_correct = [int(label) in labels[name] for name, label in zip(names, predicted, strict=True) if labels[name]]
-    if not is_correct:
-        raise DataError("At least one image must have a ReaL label; none of them has. Pass the labels of this dataset.")
-    return RealScore(100 * sum(is_correct) / len(is_correct), len(is_correct), len(keys) - len(is_correct))
+        Args:
+            keys: paths or names of the images.
+            predicted: (images) predicted classes.
+        """
+        labels = [self.classes[_stem(key)] for key in keys]
+        is_correct = [label in known for known, label in zip(labels, predicted.tolist(), strict=True) if known]
+        return RealScore(100 * sum(is_correct) / len(is_correct), len(is_correct), len(keys) - len(is_correct))
 
 
 def _stem(name: str) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 from weft import markup
 from weft.inference.conclusions import Training, conclusions, confused_pairs
 from weft.inference.error_gallery import ExplainedError, gallery_html
-from weft.inference.metrics import Evaluation, calibration_text, percent_text
+from weft.inference.metrics import Evaluation, percent_text
 from weft.intervals import accuracy_of
 from weft.pages import COLOURS, Fields, Section, new_figure, shown, write_page
 
@@ -87,8 +87,8 @@ def write_report(
     if features is not None:
         sections.append(Section("Map of the features", features[1], [features]))
     calibration = reliability_figure(result), "Accuracy by confidence (reliability diagram)"
-    error = calibration_text(result, is_fitted=is_fitted)
-    text = f"Expected calibration error {error}; {_confidence_text(result)}."
+    fitted = " (underestimated: the temperature was fitted to these images)" if is_fitted else ""
+    text = f"Expected calibration error {result.ece:.1f} points{fitted}; {_confidence_text(result)}."
     sections.append(Section("Confidence", text, [calibration]))
     write_page(folder, title, conclusions(result, training), summary, sections)
 

@@ -11,7 +11,6 @@ from jaxtyping import Float
 from weft.checkpoints.unknown import Threshold
 from weft.data.preprocessing import Pixels
 from weft.inference.arguments import image_files, none_readable
-from weft.inference.metrics import UnknownResult
 from weft.inference.prediction import prepared_batches
 from weft.inference.predictor import Predictor
 
@@ -37,17 +36,27 @@ def scores_of_files(
     return np.concatenate(scores)
 
 
-def compare_scores(known: np.ndarray, other: np.ndarray, threshold: float) -> UnknownResult:
-    """Compare the scores of images of the classes, and of images that show none of them; at least one each."""
+def compare_scores(
+    known: Float[np.ndarray, " images"], other: Float[np.ndarray, " images"] | None, value: float
+) -> Threshold:
+    """Count the images below a threshold.
+
+    Args:
+        known: scores of images of the classes; at least one.
+        other: scores of images that show none of them; at least one, or None.
+        value: the threshold.
+    """
+    if other is None:
+        return Threshold(value, len(known), int((known < value).sum()))
     from sklearn.metrics import roc_auc_score  # takes seconds to import
 
-    is_known = np.r_[np.ones(len(known)), np.zeros(len(other))]
-    return UnknownResult(
-        auroc=float(roc_auc_score(is_known, np.r_[known, other])),
-        known=len(known),
-        known_unknown=int((known < threshold).sum()),
-        other=len(other),
-        other_unknown=int((other < threshold).sum()),
+    return Threshold(
+        value,
+        count=len(known),
+        unknown=int((known < value).sum()),
+        other_count=len(other),
+        other_unknown=int((other < value).sum()),
+        auroc=float(roc_auc_score(_is_known(known, other), np.r_[known, other])),
     )
 
 
@@ -58,19 +67,21 @@ def set_threshold(known: Float[np.ndarray, " images"], other: Float[np.ndarray, 
     of other images below it (Youden's index). Without them, at most 5 % of the held-out images are below it.
 
     Args:
-        known, other: scores of at least one image each, or None.
+        known, other: as in `compare_scores`.
     """
-    value = _between(float(np.quantile(known, 1 - KNOWN_SHARE, method="lower")), known)
     if other is None:
-        return Threshold(value, len(known), int((known < value).sum()))
-    from sklearn.metrics import roc_curve  # takes seconds to import
+        value = _between(float(np.quantile(known, 1 - KNOWN_SHARE, method="lower")), known)
+    else:
+        from sklearn.metrics import roc_curve  # takes seconds to import
 
-    is_known = np.r_[np.ones(len(known)), np.zeros(len(other))]
-    false, true, thresholds = roc_curve(is_known, np.r_[known, other])
-    value = float(thresholds[1:][int(np.argmax((true - false)[1:]))])  # the first is infinite
-    value = _between(value, np.r_[known, other])
-    result = compare_scores(known, other, value)
-    return Threshold(value, result.known, result.known_unknown, result.other, result.other_unknown, result.auroc)
+        false, true, thresholds = roc_curve(_is_known(known, other), np.r_[known, other])
+        value = float(thresholds[1:][int(np.argmax((true - false)[1:]))])  # the first is infinite
+        value = _between(value, np.r_[known, other])
+    return compare_scores(known, other, value)
+
+
+def _is_known(known: np.ndarray, other: np.ndarray) -> np.ndarray:
+    return np.r_[np.ones(len(known)), np.zeros(len(other))]
 
 
 def _between(value: float, scores: np.ndarray) -> float:

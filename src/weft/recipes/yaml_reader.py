@@ -125,7 +125,7 @@ class Document:
         document = cls(origin, what)
         values = document.add("", compose(text, origin, what))
         if not isinstance(values, (dict, type(None))):
-            raise document.error("", f"{what} must {_rule(dict)}; got {shown(values)}.")
+            raise document.error("", f"{what} must {rule_of(dict)}; got {shown(values)}.")
         document.values = values or {}
         return document
 
@@ -184,7 +184,22 @@ class Document:
         if hint is None:
             same_name = [other for other in keys if other.rpartition(".")[2] == name]
             raise self.error(key, unknown("setting", cut(key), same_name or keys or names, all_keys))
-        raise self.error(key, f"{key or self.what} must {_rule(hint)}; got {shown(entries[key].value)}.")
+        raise self.error(key, f"{key or self.what} must {rule_of(hint)}; got {shown(entries[key].value)}.")
+
+
+def check_fields(values: Any) -> None:
+    """Check the fields of a dataclass that Python code filled, by their types.
+
+    Raises:
+        UsageError: a value has the wrong type or range; the first in the order of the fields.
+    """
+    for name, hint in typing.get_type_hints(type(values), include_extras=True).items():
+        value = getattr(values, name)
+        try:
+            adapter(hint).validate_python(value, strict=typing.get_origin(hint) is not tuple)  # a list will do
+        except ValidationError:
+            required = typing.get_args(hint)[0] if type(None) in typing.get_args(hint) else hint
+            raise UsageError(f"{name} must {rule_of(required)}; got {shown(value)}.") from None
 
 
 @functools.cache
@@ -213,7 +228,7 @@ def _place(schema: Any, location: tuple[int | str, ...]) -> tuple[str, Any, list
     return path[:-1], hint, names
 
 
-def _rule(hint: Any) -> str:
+def rule_of(hint: Any) -> str:
     """Return what a value must do to have a type."""
     kind = typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
     if is_dataclass(kind) or dict in (kind, typing.get_origin(kind)):

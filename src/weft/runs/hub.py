@@ -8,7 +8,6 @@ from pathlib import Path
 from huggingface_hub import CommitOperationAdd, EvalResult, HfApi, ModelCardData
 from huggingface_hub.utils import validate_repo_id
 
-from weft.checkpoints import load_model_dir
 from weft.checkpoints.config import CONFIG, WEIGHTS, read_config
 from weft.checkpoints.hub_client import hub_errors
 from weft.checkpoints.resolve import PREFIX, find_model
@@ -16,6 +15,7 @@ from weft.checkpoints.unknown import FILE as DETECTOR
 from weft.errors import UsageError
 from weft.intervals import accuracy_text
 from weft.models.contract import preprocessing
+from weft.progress import loading
 from weft.recipes import Recipe, dump, load_recipe
 from weft.recipes.load import recorded_environment
 from weft.runs.directory import EpochRow, best_of, read_metrics
@@ -76,6 +76,9 @@ def model_card(run: str | Path, repo: str, *, license: str | None = None) -> str
     config = read_config(folder)
     if "artefact" in config:
         raise UsageError(f"push uploads trained weights; {run} is an export. Push the run that it was exported from.")
+    with loading():
+        from weft.checkpoints import load_model_dir
+
     model, names = load_model_dir(folder)
     channels, height, width = preprocessing(model)["input_size"]
     num_params = sum(weight.numel() for weight in model.parameters())

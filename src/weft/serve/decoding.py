@@ -2,8 +2,9 @@
 
 A decoder is C code that reads untrusted bytes. In a process of its own it has a deadline and a memory limit, and a
 crash affects only one image. The processes import Pillow and NumPy but not torch, so they are small and start in a
-quarter of a second. One thread of the service uses a process at a time, over pipes that no other process shares, so a
-process that is killed while it writes cannot damage another result. Its results are validated like untrusted input.
+quarter of a second. One thread of the service uses a process at a time, over a pipe that no other process shares, so a
+process that is killed while it writes cannot damage another result. Its results are bytes and JSON, which are validated
+like untrusted input; nothing that comes from it is unpickled.
 """
 
 from __future__ import annotations
@@ -11,24 +12,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
+import multiprocessing
 import os
 import signal
-import struct
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
 from weft.data.decode import REASONS, BadImage, open_image
 from weft.data.preprocessing import Pixels, Preprocessing
 
+SPAWN = multiprocessing.get_context("spawn")
 STUCK_SECONDS = 2.0  # on one image; after that, a decoder counts as not available
+MAX_HEADER_BYTES = 1 << 16  # of a result
 
 
 class NoDecoderError(Exception):
@@ -47,7 +50,7 @@ class DecoderPool:
 
     def __init__(self, count: int, seconds: float, max_pixels: int, memory: int) -> None:
         self.seconds, self.max_pixels = seconds, max_pixels
-        self._idle = [_DecoderProcess(memory) for _ in range(count)]
+        self._idle = [_Decoder(memory) for _ in range(count)]
         self._all = tuple(self._idle)
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="weft-decoder")
 
@@ -81,110 +84,113 @@ class DecoderPool:
     def close(self) -> None:
         """End all processes."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-        for decoder in self._all:
-            decoder.kill()
+        for _ in range(2):  # a thread may have replaced the process that was killed first
+            for decoder in self._all:
+                decoder.kill()
+            self._threads.shutdown()
 
     def _decode(self, data: bytes | bytearray, crop: Preprocessing | None) -> Pixels | BadImage:
         decoder = self._idle.pop()  # never empty: there are as many threads as processes
         try:
-            return decoder.decode((data, crop, self.max_pixels), self.seconds)
+            return decoder.decode(data, crop, self.max_pixels, self.seconds)
         finally:
             self._idle.append(decoder)
 
 
-class _DecoderProcess:
+class _Decoder:
     """One decoder process; restarted when it has ended."""
 
     def __init__(self, memory: int) -> None:
         self.memory = memory
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: SpawnProcess | None = None
+        self.pipe: Connection
         self._busy_since: float | None = None
 
-    def start(self) -> None:
-        if self.process is not None and self.process.poll() is None:
-            return
-        code = f"from weft.serve.decoding import decoder_main; decoder_main({self.memory})"
-        self.process = subprocess.Popen(
-            # -P: do not import modules from the current folder, for example a file numpy.py
-            [sys.executable, "-P", "-c", code],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-            # Ctrl-C must not reach the decoders, only the service
-            start_new_session=True,
-            creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),  # of Windows
-        )
+    def start(self) -> SpawnProcess:
+        if self.process is None or not self.process.is_alive():
+            self.kill()
+            self.pipe, pipe = SPAWN.Pipe()
+            with pipe:
+                process = SPAWN.Process(target=decoder_main, args=(pipe, self.memory), daemon=True)
+                process.start()
+            self.process = process
+        return self.process
 
     @property
     def busy_seconds(self) -> float:
         since = self._busy_since
         return 0.0 if since is None else time.monotonic() - since
 
-    def decode(self, task: tuple[bytes | bytearray, Preprocessing | None, int], seconds: float) -> Pixels | BadImage:
+    def decode(
+        self, data: bytes | bytearray, crop: Preprocessing | None, max_pixels: int, seconds: float
+    ) -> Pixels | BadImage:
+        is_late = threading.Event()
+
+        def end() -> None:
+            is_late.set()
+            process.kill()
+
         try:
-            self.start()
-            process = self.process
-            assert process is not None
-            assert process.stdin is not None
-            assert process.stdout is not None
-            deadline = threading.Timer(seconds, process.kill)
+            process, pipe = self.start(), self.pipe
+            # a thread, because sending also waits for a decoder that does not read
+            deadline = threading.Timer(seconds, end)
             deadline.start()
         except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
             raise NoDecoderError from error
-        self._busy_since = begun = time.monotonic()
+        self._busy_since = time.monotonic()
         try:
-            data, crop, max_pixels = task
-            _send(process.stdin, {"crop": crop and asdict(crop), "max_pixels": max_pixels}, data)
-            return _validated(*_receive(process.stdout), crop)
+            pipe.send((crop, max_pixels))
+            pipe.send_bytes(data)
+            return _received(pipe, crop)
         except (OSError, EOFError, LookupError, RecursionError, TypeError, ValueError):
             # killed, crashed, or an invalid message
             self.kill()
-            is_late = time.monotonic() - begun >= seconds
-            return BadImage("The image", "too-slow" if is_late else "crashed", f"{seconds:g} s" if is_late else "")
+            late = is_late.is_set()
+            return BadImage("The image", "too-slow" if late else "crashed", f"{seconds:g} s" if late else "")
         finally:
             deadline.cancel()
+            deadline.join()
+            if is_late.is_set():  # also where the result came just before; the next image starts a new process
+                self.kill()
             self._busy_since = None
 
     def kill(self) -> None:
         process, self.process = self.process, None
         if process is not None:
             process.kill()
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
-                with contextlib.suppress(OSError):  # the pipe holds unwritten data
-                    pipe.close()  # type: ignore[union-attr]
+            process.join()
+            self.pipe.close()
 
 
-def decoder_main(memory: int) -> None:
-    """Decode images from the standard input until it is closed; the main function of a decoder process.
+def decoder_main(pipe: Connection, memory: int) -> None:
+    """Decode images from a pipe until it is closed; the main function of a decoder process.
 
     Args:
-        memory: limit on its memory, in bytes beyond what it uses at rest.
+        pipe: connection to the service.
+        memory: limit on the memory of this process, in bytes beyond what it uses at rest.
     """
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # sent to all processes of a service; the service ends them
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
-    output = os.fdopen(os.dup(1), "wb")
     with open(os.devnull, "wb") as null:
-        os.dup2(null.fileno(), 1)  # text that a library prints must not get into a result
+        for output in (1, 2):  # text that a library prints about an image
+            os.dup2(null.fileno(), output)
     _limit_memory(memory)
     while True:
         try:
-            task, data = _receive(sys.stdin.buffer)
-        except EOFError:
+            crop, max_pixels = pipe.recv()
+            result = _decode_image(pipe.recv_bytes(), crop, max_pixels)
+        except (EOFError, OSError):
             return
-        crop = task["crop"] and Preprocessing(**{key: _tuple(value) for key, value in task["crop"].items()})
-        match _decode_image(data, crop, task["max_pixels"]):
-            case Pixels(values, size):
-                _send(output, {"size": size}, values.tobytes())
-            case BadImage() as bad:
-                _send(output, {"reason": bad.reason, "detail": bad.detail}, b"")
+        is_bad = isinstance(result, BadImage)
+        header = {"reason": result.reason, "detail": result.detail} if is_bad else {"size": result.size}
+        pipe.send_bytes(json.dumps(header).encode())
+        pipe.send_bytes(b"" if is_bad else result.values.tobytes())
 
 
-def _decode_image(data: bytes | bytearray, crop: Preprocessing | None, max_pixels: int) -> Pixels | BadImage:
+def _decode_image(data: bytes, crop: Preprocessing | None, max_pixels: int) -> Pixels | BadImage:
     try:
-        image = open_image(bytes(data), max_pixels=max_pixels, value_range=crop and crop.value_range)
+        image = open_image(data, max_pixels=max_pixels, value_range=crop and crop.value_range)
         assert crop is not None  # only the empty test request has no crop
         return crop.pixels(image)
     except BadImage as bad:
@@ -193,46 +199,17 @@ def _decode_image(data: bytes | bytearray, crop: Preprocessing | None, max_pixel
         return BadImage("The image", "out-of-memory")
 
 
-def _send(pipe: IO[bytes], header: Any, data: bytes | bytearray) -> None:
-    text = json.dumps(header).encode()
-    pipe.write(struct.pack("<IQ", len(text), len(data)) + text)
-    pipe.write(data)
-    pipe.flush()
-
-
-def _receive(pipe: IO[bytes]) -> tuple[Any, bytes]:
-    """Read one message.
-
-    Raises:
-        EOFError: the other process has ended.
-        ValueError: the message is not valid.
-    """
-    lengths = pipe.read(12)
-    if len(lengths) < 12:
-        raise EOFError
-    header, count = struct.unpack("<IQ", lengths)
-    if header > 1 << 16 or count > 1 << 32:
-        raise ValueError("the lengths of the message are not valid")
-    text, data = pipe.read(header), pipe.read(count)
-    if len(text) + len(data) < header + count:
-        raise EOFError
-    return json.loads(text), data
-
-
-def _validated(header: Any, data: bytes, crop: Preprocessing | None) -> Pixels | BadImage:
+def _received(pipe: Connection, crop: Preprocessing | None) -> Pixels | BadImage:
     """Return the result in a message of a decoder; raises the error of the lookup if a part is missing or wrong."""
+    shape = () if crop is None else (*crop.size, 3) if crop.color == "RGB" else crop.size
+    header = json.loads(pipe.recv_bytes(MAX_HEADER_BYTES))
+    data = pipe.recv_bytes(math.prod(shape))
     if "reason" in header:
         if header["reason"] not in REASONS:
             raise ValueError("the reason of the message is not valid")
         return BadImage("The image", header["reason"], str(header["detail"]))
     height, width = header["size"]
-    assert crop is not None
-    shape = (*crop.size, 3) if crop.color == "RGB" else crop.size
     return Pixels(np.frombuffer(data, np.uint8).reshape(shape), (int(height), int(width)))
-
-
-def _tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _limit_memory(memory: int) -> None:

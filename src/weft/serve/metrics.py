@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
 from prometheus_client import (
     CollectorRegistry,
@@ -14,27 +13,20 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
-from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
-from prometheus_client.registry import Collector
 
 from weft.version import __version__
 
 MULTIPROC_DIR = "PROMETHEUS_MULTIPROC_DIR"  # environment variable; set if several processes share their metrics
+# values of the label `path`; all other paths are `other`, because clients could otherwise create any number of labels
+PATHS = ("/", "/predict", "/model", "/health", "/live", "/ready", "/metrics")
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
 class Metrics:
-    """Counters, gauges and histograms of one process.
+    """Counters, gauges and histograms of one process."""
 
-    Args:
-        paths: values of the label `path`. All other paths are counted as `other`, because clients could otherwise
-            create any number of labels.
-        runtime, precision: as in `set_model`.
-    """
-
-    def __init__(self, paths: tuple[str, ...], runtime: str, precision: str) -> None:
-        self.paths = paths
+    def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
         self.requests = Counter(
             "weft_requests", "HTTP responses, by status code.", ("method", "path", "code"), registry=registry
@@ -59,28 +51,20 @@ class Metrics:
             "weft_waiting_images", "Images waiting for the model.", registry=registry, multiprocess_mode="livesum"
         )
         self.reloads = Counter("weft_reloads", "Model reloads, by outcome.", ("outcome",), registry=registry)
-        self.build = Gauge(
+        build = Gauge(
             "weft_build_info",
-            "Version, runtime and precision as labels; the value is always 1.",
-            ("version", "runtime", "precision"),
+            "Version of weft as a label; the value is always 1.",
+            ("version",),
             registry=registry,
             multiprocess_mode="livemax",
         )
-        self._model: Gauge | None = None
-        self.set_model(runtime, precision)
+        build.labels(__version__).set(1)
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
 
-    def set_model(self, runtime: str, precision: str) -> None:
-        """Set the labels of `weft_build_info` to the runtime and precision of the model."""
-        if self._model is not None:
-            self._model.set(0)
-        self._model = self.build.labels(__version__, runtime, precision)
-        self._model.set(1)
-
     def on_response(self, method: str, path: str, status: int, seconds: float) -> None:
         """Count a response."""
-        path = path if path in self.paths else "other"
+        path = path if path in PATHS else "other"
         method = method if method in ("GET", "POST", "HEAD", "OPTIONS") else "other"
         self.requests.labels(method, path, str(status)).inc()
         self.seconds.labels(path).observe(seconds)
@@ -97,20 +81,4 @@ class Metrics:
         if MULTIPROC_DIR in os.environ:
             registry = CollectorRegistry()
             MultiProcessCollector(registry)
-        return generate_latest(_CurrentModels(registry))
-
-
-class _CurrentModels(Collector):
-    """All metrics, without the labels of models that are no longer served.
-
-    prometheus_client cannot remove labels from metrics that several processes share.
-    """
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self.registry = registry
-
-    def collect(self) -> Iterator[Metric]:
-        for metric in self.registry.collect():
-            if metric.name == "weft_build_info":
-                metric.samples = [sample for sample in metric.samples if sample.value]
-            yield metric
+        return generate_latest(registry)

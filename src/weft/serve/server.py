@@ -5,40 +5,43 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
-import json
+import functools
 import multiprocessing.connection
 import os
 import secrets
 import signal
 import socket
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from types import FrameType
 from typing import Any
 from urllib.parse import quote
 
 import uvicorn
+from fastapi import FastAPI
 from prometheus_client.multiprocess import mark_process_dead
 from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import Multiprocess
-from uvicorn.supervisors.multiprocess import Process
 
 from weft.errors import UsageError, WeftError
-from weft.inference.predictor import Predictor
-from weft.processor import num_threads
-from weft.serve.app import Service, create_app, load_predictor, log
+from weft.processor import call_in_thread, num_threads
+from weft.serve.app import create_app
 from weft.serve.metrics import MULTIPROC_DIR
-from weft.serve.protocol import GuardedProtocol
+from weft.serve.service import Service, load_predictor, log
 from weft.serve.settings import CONNECTIONS, Settings
 from weft.text import printable
 
-SETTINGS_VARIABLE = "WEFT_SERVE"  # environment variable with the settings, for the worker processes
+SPAWN = multiprocessing.get_context("spawn")
+HANGUP = getattr(signal, "SIGHUP", 0)  # Windows has none
 OPEN_FILES = 4 * CONNECTIONS
-RESTART_SECONDS = 1.0  # before a worker that could not start is started again
+HEALTH_SECONDS, LOAD_SECONDS = 30, 600  # for a worker to answer its parent, and to load a model during a reload
 
 
 def serve(settings: Settings) -> None:
@@ -58,17 +61,16 @@ def serve(settings: Settings) -> None:
         host, port = sock.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         url = f"http://{settings.host if settings.host == 'localhost' else shown}:{port}"
-        if settings.workers == 1:
-            app = create_app(settings)
-            service = app.state.service
-            _Server(_config(settings, app), service, lambda: _announce(settings, service.predictor, url)).run([sock])
-            if service.is_loading:
-                atexit.register(os._exit, 0)  # Python may crash if it ends while another thread computes
-        else:
-            settings = replace(settings, threads=settings.threads or max(num_threads() // settings.workers, 1))
-            # report a model that cannot be served once, before the workers start; they also find the chosen runtime
-            predictor = load_predictor(settings)
-            _serve_in_processes(settings, sock, lambda: _announce(settings, predictor, url))
+        if settings.workers > 1:
+            _serve_in_workers(settings, sock, url)
+            return
+        app = create_app(settings)
+        service: Service = app.state.service
+        _Server(_config(settings, app), service, lambda: _announce(settings, service.predictor.metadata, url)).run(
+            [sock]
+        )
+        if service.is_loading:
+            atexit.register(os._exit, 0)  # Python may crash if it ends while another thread computes
 
 
 def _allow_open_files() -> None:
@@ -84,57 +86,11 @@ def _allow_open_files() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _serve_in_processes(settings: Settings, sock: socket.socket, on_start: Callable[[], None]) -> None:
-    os.environ[SETTINGS_VARIABLE] = json.dumps(asdict(settings))
-    with tempfile.TemporaryDirectory(prefix="weft-serve-") as folder:
-        os.environ[MULTIPROC_DIR] = folder
-        config = _config(settings, "weft.serve.server:from_environment")
-        supervisor = _Supervisor(config, [sock])  # installs the signal handlers
-        on_start()
-        supervisor.run()
-        if supervisor.has_failed:
-            raise WeftError(
-                "The processes of the service must start; one does not. Its messages above have the reason."
-            )
-
-
-def from_environment() -> Any:
-    """Return the application of a worker process, with the settings in the environment."""
-    values = json.loads(os.environ[SETTINGS_VARIABLE])
-    settings = Settings(**{**values, "names": tuple(values["names"]), "proxies": tuple(values["proxies"])})
-    app = create_app(settings)
-    _drain_on_sigterm(app.state.service)
-    threading.Thread(target=_end_with_parent, args=(settings,), daemon=True).start()
-    return app
-
-
-def _end_with_parent(settings: Settings) -> None:
-    """Stop this process when its parent has ended; otherwise it would run forever and keep the port."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        multiprocessing.connection.wait([parent.sentinel])
-        signal.raise_signal(signal.SIGTERM)  # os.kill would end the process immediately on Windows
-        time.sleep(settings.drain + settings.grace + 1)
-        os._exit(143)
-
-
-def _drain_on_sigterm(service: Service) -> None:
-    """Delay uvicorn's handler of SIGTERM by the drain time. uvicorn has installed its handlers already."""
-    close, loop = signal.getsignal(signal.SIGTERM), asyncio.get_running_loop()
-
-    def stop(sig: int, frame: FrameType | None) -> None:
-        if callable(close) and not service.is_draining:
-            service.is_draining = True
-            loop.call_soon_threadsafe(loop.call_later, service.settings.drain, close, sig, frame)
-
-    signal.signal(signal.SIGTERM, stop)
-
-
 def _config(settings: Settings, app: Any) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        factory=isinstance(app, str),
-        http=GuardedProtocol,
+        factory=settings.workers > 1,
+        http="h11",  # limits headers, trailers and pipelined requests; httptools does not
         ws="none",
         lifespan="on",
         log_level="error",
@@ -142,9 +98,10 @@ def _config(settings: Settings, app: Any) -> uvicorn.Config:
         server_header=False,
         proxy_headers=False,
         workers=settings.workers,
+        limit_concurrency=CONNECTIONS,
         timeout_keep_alive=30,
         timeout_graceful_shutdown=max(round(settings.grace), 1),
-        timeout_worker_healthcheck=30,
+        timeout_worker_healthcheck=HEALTH_SECONDS,
     )
 
 
@@ -159,9 +116,7 @@ class _Server(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, service: Service, on_start: Callable[[], None]) -> None:
         super().__init__(config)
-        self.service = service
-        self.on_start = on_start
-        self.stop_at: float | None = None
+        self.service, self.on_start = service, on_start
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to accept requests, then call `on_start`."""
@@ -170,64 +125,169 @@ class _Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to drain at the first signal; stop immediately at the second one."""
-        if self.stop_at is None:
-            self.service.is_draining = True
-            self.stop_at = time.monotonic() + (0 if sig == signal.SIGINT else self.service.settings.drain)
-        else:
+        if self.service.is_draining:
             self.should_exit = self.force_exit = True
+        else:
+            seconds = 0 if sig == signal.SIGINT else self.service.settings.drain
+            _drain(asyncio.get_running_loop(), self.service, seconds, lambda: setattr(self, "should_exit", True))
 
-    async def on_tick(self, counter: int) -> bool:
-        """Return whether to stop; uvicorn calls this method ten times a second."""
-        if self.stop_at is not None and time.monotonic() >= self.stop_at:
-            self.should_exit = True
-        return await super().on_tick(counter)
+
+def _drain(loop: asyncio.AbstractEventLoop, service: Service, seconds: float, close: Callable[[], object]) -> None:
+    """Refuse new images, and close the port after some seconds; called by a signal handler."""
+    service.is_draining = True
+    loop.call_soon_threadsafe(loop.call_later, seconds, close)
+
+
+def _serve_in_workers(settings: Settings, sock: socket.socket, url: str) -> None:
+    """Serve in processes of uvicorn, which starts those again that crash. This process loads no model."""
+    settings = replace(settings, threads=settings.threads or max(num_threads() // settings.workers, 1))
+    with tempfile.TemporaryDirectory(prefix="weft-serve-") as folder:
+        os.environ[MULTIPROC_DIR] = folder
+        supervisor = _Supervisor(settings, sock, lambda metadata: _announce(settings, metadata, url))
+        supervisor.run()
+    if any(process.exitcode == STARTUP_FAILURE for process in supervisor.processes):
+        raise WeftError("The processes of the service must start; one does not. Its messages above have the reason.")
 
 
 class _Supervisor(Multiprocess):
-    """Parent of the worker processes: restarts workers that have ended, and forwards SIGHUP to all of them.
+    """Parent of the worker processes. It chooses the model of all of them, also before a reload.
 
-    Attributes:
-        has_failed: a worker could not start although none had started before: the service ends.
+    Args:
+        settings: of the service.
+        sock: the socket on which all of them listen.
+        on_start: called with the metadata of the model when the first worker accepts requests.
     """
 
-    has_failed = False
-    _has_served = False  # a worker has started
-    _to_reload: frozenset[int] = frozenset()  # workers that have not received the last SIGHUP
+    def __init__(self, settings: Settings, sock: socket.socket, on_start: Callable[[dict[str, Any]], None]) -> None:
+        self.settings, self.on_start = settings, on_start
+        self.stopping = SPAWN.Event()
+        self._is_open, self._pids = False, set[int | None]()
+        config = _config(settings, self._choose())
+        super().__init__(config, [sock])  # installs the signal handlers
+
+    def _choose(self) -> Callable[[], FastAPI]:
+        """Choose the inference runtime; return the application for new workers."""
+        chosen, self.metadata = _choice_of(self.settings)
+        return functools.partial(worker_app, self.settings, chosen, self.stopping)
 
     def keep_subprocess_alive(self) -> None:
-        """Check every worker: replace one that has ended or hangs, remove its gauges, and pass a SIGHUP on.
-
-        The parent also holds the child's end of each pipe. It is closed here; otherwise the parent would not notice
-        that a worker has crashed.
-        """
-        for index, process in enumerate(self.processes):
-            process.child_conn.close()
-            pid = process.pid
-            assert pid is not None
-            is_due = pid in self._to_reload
-            if (is_due or not self._has_served) and process.is_ready(timeout=1):
-                self._has_served = True
-                self._to_reload -= {pid}
-                if is_due:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGHUP)
-            if self.should_exit.is_set() or process.is_alive(timeout=self.config.timeout_worker_healthcheck):
-                continue
-            process.kill()
-            process.join()
+        """Replace workers that have ended or hang, remove their gauges, and announce the service once."""
+        for process in self.processes:
+            process.child_conn.close()  # with an end of the pipe here, a crash during a check is seen at its timeout
+        super().keep_subprocess_alive()
+        pids = {process.pid for process in self.processes}
+        for pid in self._pids - pids:
             mark_process_dead(pid)
-            if process.exitcode == STARTUP_FAILURE and not self._has_served:
-                self.has_failed = True
-                self.should_exit.set()
-                return
-            if process.exitcode == STARTUP_FAILURE and self.should_exit.wait(RESTART_SECONDS):
-                return
-            self.processes[index] = Process(self.config, self.sockets)
-            self.processes[index].start()
+        self._pids = pids
+        if not self._is_open and any(process.is_ready(timeout=1) for process in self.processes):
+            self._is_open = True
+            self.on_start(self.metadata)
+
+    def handle_signals(self) -> None:
+        """Handle the signals since the last check; several SIGHUP are one reload."""
+        while self.signal_queue.count(HANGUP) > 1:
+            self.signal_queue.remove(HANGUP)
+        super().handle_signals()
 
     def handle_hup(self) -> None:
-        """Have every worker reload its model while it serves; one that still starts does so when it is ready."""
-        self._to_reload = frozenset(process.pid for process in self.processes if process.pid is not None)
+        """Choose again, then replace one worker after another; each serves until its replacement is ready."""
+        try:
+            self.config.app = self._choose()
+        except WeftError as error:
+            log(f"the model was not reloaded; the current model keeps serving: {error}")
+            return
+        self.config.timeout_worker_healthcheck = LOAD_SECONDS
+        self.restart_all()
+        self.config.timeout_worker_healthcheck = HEALTH_SECONDS
+        if self._pids.isdisjoint(process.pid for process in self.processes):
+            log("the model was reloaded.")
+
+    def terminate_all(self) -> None:
+        """Stop the service: tell the workers to drain, unlike those that are replaced."""
+        self.stopping.set()
+        super().terminate_all()
+
+
+def _choice_of(settings: Settings) -> tuple[Settings, dict[str, Any]]:
+    """Find the fastest of the candidates in a process of its own; this one would keep the memory of a model.
+
+    Returns:
+        The settings with the path and the runtime of the choice, and the metadata of the model.
+
+    Raises:
+        WeftError: as `Predictor.open`, or the process ends.
+    """
+    receiver, sender = SPAWN.Pipe(duplex=False)
+    process = SPAWN.Process(target=_choose, args=(settings, sender))
+    process.start()
+    sender.close()
+    try:
+        kind, *result = receiver.recv()
+    except EOFError:
+        process.join()
+        raise WeftError(
+            f"The model must load in a process of its own; the process ended with exit code {process.exitcode}. Its"
+            " messages above have the reason; without any, there is too little memory."
+        ) from None
+    finally:
+        process.kill()
+        process.join()
+    if kind is not None:
+        raise kind(*result)
+    return result[0], result[1]
+
+
+def _choose(settings: Settings, sender: Connection) -> None:
+    """Send the choice, or the type and the text of the error."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent also receives Ctrl-C, and ends this process
+    try:
+        predictor = load_predictor(settings)
+    except WeftError as error:
+        kind = next(kind for kind in type(error).__mro__ if kind.__module__ == WeftError.__module__)
+        sender.send((kind, str(error)))
+        return
+    run = str(predictor.path or settings.run)
+    sender.send((None, replace(settings, run=run, runtime=predictor.metadata["runtime"]), predictor.metadata))
+
+
+def worker_app(settings: Settings, chosen: Settings, stopping: Event) -> FastAPI:
+    """Return the application of a worker process, which uvicorn calls in its event loop.
+
+    Args:
+        settings: of the service.
+        chosen: the same, with the path and the runtime of the model that all workers serve.
+        stopping: set before all workers are stopped. Otherwise SIGTERM comes when this one is replaced; then it
+            finishes its requests without a drain.
+    """
+    close = signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a process that loads ends immediately
+    assert callable(close)
+    loop = asyncio.get_running_loop()
+    threading.Thread(target=_end_with_parent, args=(settings,), daemon=True).start()
+    try:
+        app = create_app(settings, call_in_thread(lambda: load_predictor(chosen)))
+    except WeftError as error:
+        log(f"a process of the service cannot start: {error}")
+        sys.exit(STARTUP_FAILURE)
+    service: Service = app.state.service
+
+    def stop(sig: int, frame: FrameType | None) -> None:
+        if not stopping.is_set():
+            close(sig, frame)
+        elif not service.is_draining:
+            _drain(loop, service, settings.drain, lambda: close(sig, frame))
+
+    signal.signal(signal.SIGTERM, stop)
+    return app
+
+
+def _end_with_parent(settings: Settings) -> None:
+    """Stop this process when its parent has ended; otherwise it would run forever and keep the port."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        multiprocessing.connection.wait([parent.sentinel])
+        signal.raise_signal(signal.SIGTERM)  # os.kill would end the process immediately on Windows
+        time.sleep(settings.drain + settings.grace + 1)
+        os._exit(143)
 
 
 @contextlib.contextmanager
@@ -255,8 +315,7 @@ def _listening_socket(settings: Settings) -> Iterator[socket.socket]:
         yield sock
 
 
-def _announce(settings: Settings, predictor: Predictor, url: str) -> None:
-    metadata = predictor.metadata
+def _announce(settings: Settings, metadata: dict[str, Any], url: str) -> None:
     workers = "" if settings.workers == 1 else f", {settings.workers} workers"
     name = printable(Path(settings.run).absolute().name)
     log(

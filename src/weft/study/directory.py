@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from weft.data.folder import check_outside
+from weft.data.open import check_exists
 from weft.errors import UsageError
 from weft.files import write_file
 from weft.reading import read_json
@@ -55,6 +57,25 @@ class Directory:
 def can_continue(path: Path) -> bool:
     """Return whether a directory has a study or comparison, which the same command continues."""
     return (path / FILE).exists()
+
+
+def check_request(places: Iterable[str], out: str | Path | None, *, force: bool) -> None:
+    """Check the arguments that `compare` and `run_study` share, before torch is imported.
+
+    Args:
+        places: of the datasets.
+        out, force: as in `run_study`.
+
+    Raises:
+        UsageError: a directory that is taken, or in a dataset.
+        DataError: there is no such dataset.
+    """
+    for place in places:
+        check_exists(place)
+        if out is not None:
+            check_outside(out, place)
+    if out is not None and not force and not can_continue(Path(out)):
+        refuse_taken(Path(out), (), force=False)
 
 
 def refuse_other(path: Path, before: dict[str, Any], now: dict[str, Any]) -> None:

@@ -13,17 +13,13 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from weft.errors import UsageError, need
 from weft.memory import release_memory
 from weft.processor import available_cores
 from weft.recipes import Recipe
-from weft.runtime import Runtime
 from weft.study import ray_engine
 from weft.study.jobs import Job, Result, failure_of, read_result, start_process
 from weft.study.watch import watching
-from weft.train.network import check_sync_bn
 
 ENGINES = ("local", "ray")
 POLL_SECONDS = 0.2
@@ -64,6 +60,9 @@ class Engine:
 
     def check(self, recipes: Iterable[Recipe]) -> None:
         """Raise UsageError if this machine cannot train one of the recipes; a cluster may have other GPUs."""
+        from weft.runtime import Runtime
+        from weft.train.network import check_sync_bn
+
         for recipe in recipes if self.name == "local" else ():
             check_sync_bn(recipe, Runtime.of(recipe.device))
 
@@ -140,6 +139,8 @@ class Engine:
 
 def _with_threads(threads: int, function: Callable[..., Any], *arguments: Any) -> Any:
     """Call a function with a number of CPU threads of torch; then give the memory that it used back to the system."""
+    import torch
+
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

@@ -16,9 +16,6 @@ from weft.errors import UsageError
 from weft.models.families import SMALL_SIDE
 from weft.progress import clock, say
 from weft.recipes import Recipe
-from weft.runtime import Runtime
-from weft.train.plan import Plan
-from weft.train.timing import step_times
 
 SHARES = (0.25, 0.5, 1.0)  # of the epochs; after each, the worse half of the candidates stops
 MOST_EPOCHS = 10_000
@@ -69,6 +66,10 @@ def seconds_per_image(recipe: Recipe, splits: Splits) -> float:
     Raises:
         WeftError: the network cannot be trained with this recipe.
     """
+    from weft.runtime import Runtime
+    from weft.train.plan import Plan
+    from weft.train.timing import step_times
+
     runtime, size = Runtime.of(recipe.device, recipe.precision), recipe.batch_size
     assert isinstance(size, int)
     if runtime.device.type == "cpu":

@@ -13,14 +13,11 @@ from weft.data.folder import check_outside
 from weft.errors import UsageError, unknown
 from weft.files import write_file
 from weft.processor import bf16_note
-from weft.progress import Work, obeys_quiet, say
+from weft.progress import Work, loading, obeys_quiet, say
 from weft.recipes import load_recipe
-from weft.runtime import Runtime
-from weft.study.directory import opened
+from weft.study.directory import check_request, opened
 from weft.study.engine import Engine
-from weft.study.experiment import Experiment
-from weft.study.plan import ResolvedVariant, Study, load_study, slug
-from weft.study.protocol import shared_settings
+from weft.study.plan import ResolvedVariant, Study, load_study, read_study, slug
 from weft.study.result import ExperimentResult
 
 MAX_SEEDS = 1000
@@ -70,15 +67,23 @@ def run_study(
         DataError: a dataset cannot be used.
     """
     where = Engine(engine, jobs, threads)
-    plan, variants, chosen, places = _prepared(load_study(study), scale, seeds, only, settings or {}, data)
+    places = [] if data is None else data.values() if isinstance(data, Mapping) else [data]
+    load_recipe(None, (settings or {}).items())  # checks the settings
+    check_request(map(str, places), out, force=force)
+    read_study(study)
+    with loading():
+        from weft.runtime import Runtime
+        from weft.study.experiment import Experiment
+
+    plan, variants, chosen, datasets = _prepared(load_study(study), scale, seeds, only, settings or {}, data)
     count = plan.scales[scale].seeds
     wanted = [variant for variant in variants if variant.name in chosen]
     recipes = [variant.recipe for variant in wanted]
     where.check(recipes)
     num_classes = _num_classes(wanted)  # an unusable dataset is refused before the first run
     folder = Path(out) if out is not None else Path("runs") / f"study-{slug(plan.name)}-{scale}"
-    check_outside(folder, *places.values())
-    command = {"study": plan.name, "scale": scale, "data": places, "settings": dict(settings or {})}
+    check_outside(folder, *datasets.values())
+    command = {"study": plan.name, "scale": scale, "data": datasets, "settings": dict(settings or {})}
     with opened(folder, command, force=force) as directory:
         shared = directory.decide("shared", lambda: _shared(variants, num_classes, where))
         experiment = Experiment(variants, plan.scales[scale].common, folder, shared)
@@ -90,7 +95,7 @@ def run_study(
             say(note)
         experiment.run(keys, where)
         rows = tuple(experiment.rows(chosen))
-        shown = ", ".join(Path(place).name for place in places.values())
+        shown = ", ".join(Path(place).name for place in datasets.values())
         result = ExperimentResult(folder, plan, scale, shown, count, rows, experiment.seconds)
         write(result)
     return result
@@ -194,6 +199,8 @@ def _num_classes(variants: Sequence[ResolvedVariant]) -> int:
 
 def _shared(variants: Sequence[ResolvedVariant], num_classes: int, engine: Engine) -> dict[str, Any]:
     """Choose the settings that recipes leave to the machine; models of other variants do not exist yet."""
+    from weft.study.protocol import shared_settings
+
     recipes = [
         load_recipe(variant.base, [item for item in variant.settings.items() if item[0] not in variant.references])
         for variant in variants

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from weft.files import write_file
-from weft.inference.metrics import accuracy_lines, pooled
+from weft.inference.metrics import pooled
 from weft.inference.report import write_report
 from weft.intervals import grouped_text
 from weft.progress import quietly, say
@@ -87,7 +87,7 @@ def _write(out: Path, result: CrossValidation, run: RunResult, grouped: str) -> 
         out / CROSS_VALIDATION, json.dumps({"model": run.model, "data": run.data, **result.as_dict()}, indent=2) + "\n"
     )
     summary = [("folds", f"{len(result.folds)}; {count(evaluation.count, 'image')} held out, each once")]
-    summary += accuracy_lines(evaluation)
+    summary += evaluation.accuracies()
     if len(result.by_epoch) > 1:
         last = max(result.by_epoch)
         summary.append(

@@ -11,18 +11,19 @@ from pathlib import Path
 
 import numpy as np
 
+from weft.checkpoints.resolve import check_model
 from weft.data import SplitPlan, Splits, open_data
 from weft.data.decode import image_to_show
 from weft.data.folder import check_outside, paths_of
+from weft.data.open import check_exists
 from weft.data.source import pixel_limit
 from weft.data.table import SUFFIXES, read_table
 from weft.errors import DataError
 from weft.files import check_output, new_directory, sha256_of
-from weft.inference.arguments import settings_of
+from weft.inference.arguments import InferenceOptions
 from weft.inference.embedding import Embedding, feature_predictor, read_files
-from weft.progress import Work, obeys_quiet, say
+from weft.progress import Work, loading, obeys_quiet, say
 from weft.text import count, first_few, printable
-from weft.train.decisions import model_with_weights
 from weft.train.label_errors import (
     MIN_KEPT,
     LabelErrors,
@@ -90,10 +91,13 @@ def review(
         DataError: the data cannot be used.
         CheckpointError: the model is missing or cannot be read, or its outputs are not finite.
     """
-    settings = settings_of(batch_size, img_size, device, precision, None, None, max_pixels=max_pixels)
+    options = InferenceOptions.of(locals())
     if out is not None:
         check_outside(out, data)
         check_output(Path(out), CONTENTS, force=force)
+    if run is not None:
+        check_model(run)
+    check_exists(str(data))
     model = str(run or _public_model())
     with Work("reading") as work:
         splits = open_data(
@@ -102,7 +106,7 @@ def review(
             image=image,
             label=label,
             max_bad=1,
-            max_pixels=settings.data.max_pixels,
+            max_pixels=options.max_pixels,
             allow_empty_class=True,
             evaluate_only=True,
             follow_links=follow_links,
@@ -113,10 +117,10 @@ def review(
         _check_names(paths, splits.classes)
         for text in splits.notes[1:]:  # the first is on a split, which the table has only if the data have it
             say(text)
-    predictor = feature_predictor(model, settings)
+    predictor = feature_predictor(model, options)
     if predictor.preprocessing.value_range is None:  # of a public model, for example
         predictor.preprocessing = dataclasses.replace(predictor.preprocessing, value_range=splits.value_range)
-    features = read_files(predictor, paths, int(settings.batch_size))
+    features = read_files(predictor, paths, options.batch_size)
     is_read = np.isin(paths, features.images)
     unreadable = [(str(bad.key), bad.message) for bad in splits.bad] + features.errors
     result, images = _review(model, features, splits, is_read, unreadable)
@@ -133,6 +137,9 @@ def _public_model() -> str:
     Raises:
         DataError: no public weights are available.
     """
+    with loading():
+        from weft.train.decisions import model_with_weights
+
     model = model_with_weights()
     if model is None:
         raise DataError(

@@ -21,7 +21,7 @@ from weft.checkpoints.resolve import PREFIX, model_dir
 from weft.data.order import Key
 from weft.errors import CheckpointError, UsageError
 from weft.grid import Grid
-from weft.inference.inputs import evaluation_batches
+from weft.inference.measurement import evaluation_batches
 from weft.models.contract import mean_logits, preprocessing
 from weft.recipes import Recipe
 from weft.runtime import Runtime

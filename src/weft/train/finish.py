@@ -14,8 +14,9 @@ from weft.inference.calibration import calibrate, calibration_lines
 from weft.inference.conclusions import Training
 from weft.inference.error_gallery import explained_errors
 from weft.inference.feature_map import drawn_of, feature_map
-from weft.inference.inputs import SourcePart, evaluation_batches
-from weft.inference.metrics import accuracy_lines, class_lines, measure
+from weft.inference.inputs import SourcePart
+from weft.inference.measurement import evaluation_batches, measure
+from weft.inference.metrics import class_lines
 from weft.inference.predictor import Predictor
 from weft.inference.probabilities import softmax
 from weft.inference.report import write_report
@@ -106,7 +107,7 @@ def _confidences(plan: Plan, best: Predictor, held_out: HeldOutOutputs) -> np.nd
     confidence[held_out.places] = softmax(held_out.logits, best.temperature).max(axis=1)
     others = np.setdiff1d(np.arange(len(source)), held_out.places)
     if len(others):
-        part, batch_size = SourcePart(source, others.tolist()), plan.val_batches.order.batch_size
+        part, batch_size = SourcePart(source, places=others.tolist()), plan.val_batches.order.batch_size
         batches = evaluation_batches(part, best.source_model, batch_size, plan.recipe.workers)
         alone, temperature = plan.runtime.alone(), best.temperature
         with Work("confidence", len(others)) as work:
@@ -128,7 +129,7 @@ def _summary(run: Run, result: RunResult, network: Any) -> list[tuple[str, str]]
     return [
         ("held-out images", f"{evaluation.count}{excluded}"),
         ("best epoch", f"{result.best_epoch} of {result.epochs}, by {MEASURES[run.recipe.best]}"),
-        *accuracy_lines(evaluation, "held-out images"),
+        *evaluation.accuracies("held-out images"),
         *([("groups", grouped)] if grouped else []),
         *calibration,
         ("training images", f"{len(splits.train)}"),

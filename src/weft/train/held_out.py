@@ -9,7 +9,8 @@ import torch
 
 from weft.data.split import proportional_subset
 from weft.inference.calibration import MAX_IMAGES
-from weft.inference.inputs import SourcePart, evaluation_batches
+from weft.inference.inputs import SourcePart
+from weft.inference.measurement import evaluation_batches
 from weft.inference.predictor import Predictor
 from weft.inference.torch_backend import infer_with_features
 from weft.progress import Work
@@ -55,7 +56,7 @@ def read_held_out(plan: Plan, best: Predictor) -> HeldOutOutputs:
     source, recipe, runtime, network = plan.splits.val, plan.recipe, plan.runtime, best.source_model
     places, inspected = (proportional_subset(source.keys, limit, recipe.seed) for limit in (MAX_IMAGES, MAX_INSPECTED))
     is_inspected, batch_size = np.isin(places, inspected), plan.val_batches.order.batch_size
-    batches = evaluation_batches(SourcePart(source, places), network, batch_size, recipe.workers)
+    batches = evaluation_batches(SourcePart(source, places=places), network, batch_size, recipe.workers)
 
     outputs, of_folded, of_mirrored = [], [], []
     with Work("calibrating", len(places)) as work:

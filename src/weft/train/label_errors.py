@@ -21,7 +21,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from threadpoolctl import threadpool_limits
 
-from weft.inference.features import unit_length
+from weft.checkpoints.unknown import unit_length
 from weft.train.linear_probe import FOLDS, held_out_probabilities
 
 MAX_SHARE = 0.1  # of the mean probability of a label, below which the first classifier finds the label wrong

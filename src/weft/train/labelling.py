@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import softmax
 
+from weft.checkpoints.resolve import check_model
+from weft.checkpoints.unknown import unit_length
 from weft.data import Source
 from weft.data.decode import BadImage, read_regular
 from weft.data.folder import paths_of
@@ -18,20 +20,18 @@ from weft.data.inventory import digest_of
 from weft.data.split import stratified_subset
 from weft.errors import CheckpointError, DataError, UsageError
 from weft.files import check_output, new_directory, write_table
-from weft.inference.arguments import check_outside_images, image_files, settings_of
+from weft.inference.arguments import InferenceOptions, check_images, check_outside_images, image_files, recipe_of
 from weft.inference.embedding import feature_predictor, none_readable, read_files
-from weft.inference.features import logits_of, read_features, unit_length
 from weft.inference.image_card import image_gallery
-from weft.inference.inputs import JoinedSource, SourcePart, evaluation_batches, images_of, recipe_of
+from weft.inference.inputs import SourcePart, images_of
 from weft.inference.predictor import Predictor
 from weft.inference.probabilities import ranked
 from weft.intervals import accuracy_text
 from weft.pages import Lead, Section, Table, write_page
 from weft.processor import bf16_note
-from weft.progress import Work, obeys_quiet, quietly, say
-from weft.runtime import Runtime
+from weft.progress import Work, loading, obeys_quiet, quietly, say
+from weft.recipes.schema import Precision
 from weft.text import printable
-from weft.train.plan import open_splits
 
 NUM = 20
 MIN_PROBABILITY = 0.95
@@ -141,22 +141,24 @@ def label(
         raise UsageError(f"num must be at least 1; got {num}.")
     if not 0 < min_probability <= 1:
         raise UsageError(f"min_probability must be above 0 and at most 1; got {min_probability:g}.")
-    settings = settings_of(batch_size, img_size, device, precision, None, limit, max_pixels=max_pixels)
-    if precision is None:
-        settings = replace(settings, precision=_precision_of(Path(run), str(settings.device)))
+    options = InferenceOptions.of(locals())
     if out is not None:
         check_outside_images(out, images)
         check_output(Path(out), CONTENTS, force=force)
-    predictor = feature_predictor(run, settings)
+    check_model(run)
+    check_images(images)
+    if precision is None:
+        options = replace(options, precision=_precision_of(Path(run), options.device))
+    predictor = feature_predictor(run, options)
     if predictor.label_names is None:
         raise CheckpointError(f"Labels are class names; the model {printable(str(run))} has none. Pass a run.")
     files, num_labelled = _files_without_label(Path(run), images)
-    unlabelled = read_files(predictor, files[: settings.data.limit], int(settings.batch_size))
+    unlabelled = read_files(predictor, files[: options.limit], options.batch_size)
     if not unlabelled.images:
         raise none_readable(unlabelled)
     labelled = _labelled_images(Path(run), predictor.classes)
-    known, _ = _features(predictor, labelled.train, int(settings.batch_size))
-    held_out = _features(predictor, labelled.held_out, int(settings.batch_size))
+    known, _ = _features(predictor, labelled.train, options.batch_size)
+    held_out = _features(predictor, labelled.held_out, options.batch_size)
     probabilities = _probabilities(predictor, unlabelled.features)
     chosen = choose(unlabelled.features, probabilities, known, num)
     rows = [
@@ -233,11 +235,14 @@ def _files_without_label(run: Path, images: str | Path | Sequence[str | Path]) -
     return new, len(files) - len(new)
 
 
-def _precision_of(run: Path, device: str) -> str:
+def _precision_of(run: Path, device: str) -> Precision:
     """Return bf16 if a run was trained in bf16, and this device does not emulate it; else fp32."""
     recipe = recipe_of(run)
     if recipe is None or recipe.precision != "bf16":
         return "fp32"
+    with loading():
+        from weft.runtime import Runtime
+
     kind = Runtime.of(device).device.type
     return "bf16" if kind != "mps" and bf16_note(kind, "bf16") is None else "fp32"
 
@@ -260,23 +265,25 @@ def _labelled_images(run: Path, classes: Sequence[str]) -> _LabelledImages:
     recipe, images = recipe_of(run), images_of(run)
     if recipe is None or images is None:
         return _LabelledImages()
+    from weft.train.plan import open_splits
+
     try:
         with quietly():
             splits = open_splits(recipe)
         if list(splits.classes) != list(classes):
             raise DataError(f"The classes of {printable(str(recipe.data.source))} have changed.")
-        everything = JoinedSource(splits.train, splits.val)
         sides = [*images.sides_of(splits.train), *images.sides_of(splits.val)]
     except DataError as error:
         say(f"The images of the run are not used: {error}")
         return _LabelledImages()
     train, held_out = (
-        SourcePart(everything, [place for place, side in enumerate(sides) if side == name]) for name in ("train", "val")
+        SourcePart(splits.train, splits.val, places=[place for place, side in enumerate(sides) if side == name])
+        for name in ("train", "val")
     )
     rows = []
     with contextlib.suppress(UsageError):  # they are not files
         paths = [*paths_of(splits.train), *paths_of(splits.val)]
-        names = [splits.classes[label] for label in everything.labels]
+        names = [splits.classes[label] for label in (*splits.train.labels, *splits.val.labels)]
         rows = [row for row in zip(paths, names, sides, strict=True) if row[2]]
     return _LabelledImages(train, held_out, rows)
 
@@ -285,7 +292,10 @@ def _features(predictor: Predictor, source: Source | None, batch_size: int) -> t
     """Return the features (images features) and the labels of at most MAX_LABELLED images, with the cache."""
     if source is None or not len(source):
         return np.empty((0, 0)), np.empty(0, int)
-    part = SourcePart(source, stratified_subset(source.keys, source.labels, MAX_LABELLED, seed=0))
+    from weft.inference.features import read_features
+    from weft.inference.measurement import evaluation_batches
+
+    part = SourcePart(source, places=stratified_subset(source.keys, source.labels, MAX_LABELLED, seed=0))
     batches = evaluation_batches(part, predictor.source_model, batch_size, 0)
     with Work("features of labelled images", len(part)) as work:
         features, labels = read_features(predictor.model, batches, predictor.runtime, work.advance, is_mirrored=False)
@@ -294,6 +304,8 @@ def _features(predictor: Predictor, source: Source | None, batch_size: int) -> t
 
 def _probabilities(predictor: Predictor, features: np.ndarray) -> np.ndarray:
     """Return the calibrated class probabilities (images classes) for features (images features)."""
+    from weft.inference.features import logits_of
+
     logits = logits_of(predictor.source_model, features).astype(np.float64)
     return softmax(logits / predictor.temperature, axis=1)
 

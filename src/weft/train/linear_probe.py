@@ -9,22 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
 from scipy.optimize import fminbound
 from scipy.special import log_softmax, softmax
 from threadpoolctl import threadpool_limits
-from torch import nn
 
-from weft.data.loader import ImageLoader
-from weft.inference.features import classifiers, read_features
 from weft.intervals import accuracy_of
 from weft.progress import Work
 from weft.recipes import Recipe
-from weft.runtime import Runtime
 from weft.text import first_few
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from weft.data.loader import ImageLoader
+    from weft.runtime import Runtime
 
 STRENGTHS = np.array([0.01, 0.1, 1.0, 10.0, 100.0])  # inverse L2 penalty C, for features of unit variance
 FOLDS = 5
@@ -121,6 +122,10 @@ def fit_heads(
     Raises:
         UsageError: the network has no linear classifier.
     """
+    import torch
+
+    from weft.inference.features import classifiers, read_features
+
     with Work("features", len(batches.dataset)) as work:
         features, labels = read_features(network, batches, runtime, work.advance, is_mirrored=recipe.augment.hflip)
     probes, smoothing = [], recipe.loss.label_smoothing if recipe.epochs != 0 else 0.0

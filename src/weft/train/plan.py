@@ -19,7 +19,8 @@ from weft.data import Splits, image_size_hint, open_data
 from weft.data.bit_depth import value_notes
 from weft.data.loader import ImageLoader
 from weft.data.order import Key
-from weft.inference.inputs import evaluation_batches, split_plan
+from weft.inference.inputs import split_plan
+from weft.inference.measurement import evaluation_batches
 from weft.models.families import check_name
 from weft.progress import Work, say
 from weft.recipes import Recipe

@@ -19,7 +19,8 @@ from weft.checkpoints import load_model_dir, save_model_dir
 from weft.data.order import epochs_of
 from weft.files import writing
 from weft.inference.inputs import name_of
-from weft.inference.metrics import Evaluation, measure
+from weft.inference.measurement import measure
+from weft.inference.metrics import Evaluation
 from weft.progress import say
 from weft.runs.directory import EpochRow, StepLog, best_of, write_metrics
 from weft.text import printable

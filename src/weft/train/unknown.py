@@ -18,7 +18,8 @@ from weft.data.split import stratified_subset
 from weft.deploy import fold
 from weft.errors import CheckpointError, WeftError
 from weft.inference.features import FeatureReader, classifiers
-from weft.inference.inputs import SourcePart, evaluation_batches
+from weft.inference.inputs import SourcePart
+from weft.inference.measurement import evaluation_batches
 from weft.inference.predictor import Predictor
 from weft.inference.probabilities import softmax
 from weft.inference.unknown import scores_of_files, set_threshold
@@ -49,7 +50,7 @@ def fit_detector(plan: Plan, out: Path, best: Predictor, held_out: HeldOutOutput
     of_known, logits = held_out.folded_features, held_out.folded_logits
     if not of_known.size:
         return None
-    images = SourcePart(train, stratified_subset(train.keys, train.labels, MAX_IMAGES, recipe.seed))
+    images = SourcePart(train, places=stratified_subset(train.keys, train.labels, MAX_IMAGES, recipe.seed))
     batches = evaluation_batches(images, best.source_model, batch_size, recipe.workers)
     with FeatureReader(best.model, plan.runtime, is_cached=recipe.head_init == "probe") as reader:
         features = np.concatenate([reader(batch) for batch, _ in batches])

@@ -1,0 +1,105 @@
+"""`weft predict --out`: predictions as a CSV file, and copies of the images in one folder per class."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.helpers import lively
+from weft.checkpoints import save_model_dir
+from weft.errors import UsageError
+from weft.inference import predict, prediction
+from weft.inference.prediction import FilePrediction
+from weft.inference.prediction_files import table_of, write_predictions
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    network = lively("levit_nano_32", num_classes=3)
+    return save_model_dir(network, tmp_path_factory.mktemp("model") / "model", label_names=["cat", "dog", "a/b"])
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    for number, name in enumerate(("x/1.png", "y/1.png", "y/2.jpg")):
+        (tmp_path / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (40, 40), (90 * number, 200, 30)).save(tmp_path / "photos" / name)
+    (tmp_path / "photos" / "x" / "broken.png").write_bytes(b"none")
+    return tmp_path / "photos"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_csv_has_a_row_per_class_of_each_image(model: Path, photos: Path, tmp_path: Path) -> None:
+    before = contents(photos)
+    result = predict(model, photos, top_k=2, out=tmp_path / "out.csv", quiet=True)
+    rows = list(csv.DictReader((tmp_path / "out.csv").open(newline="")))
+    good = [row for row in result if row.error is None]
+    assert len(rows) == 2 * len(good) == 6
+    assert [row["class"] for row in rows] == [name for row in good for name, _ in row.top]
+    assert contents(photos) == before
+    with pytest.raises(UsageError, match="exists"):
+        predict(model, photos, out=tmp_path / "out.csv", quiet=True)
+    predict(model, photos, top_k=1, out=tmp_path / "out.csv", force=True, quiet=True)
+    assert len(list(csv.DictReader((tmp_path / "out.csv").open(newline="")))) == 3
+
+
+def test_a_directory_has_a_copy_of_every_image_below_its_class(model: Path, photos: Path, tmp_path: Path) -> None:
+    before, out = contents(photos), tmp_path / "out"
+    result = predict(model, photos, out=out, quiet=True)
+    rows = list(csv.DictReader((out / "predictions.csv").open(newline="")))
+    folders = {"cat": "cat", "dog": "dog", "a/b": "a_b"}
+    assert [row["class"] for row in rows] == [row.top[0][0] for row in result if row.error is None]
+    for row in rows:
+        assert row["copy"].partition("/")[0] == folders[row["class"]]
+        assert (out / row["copy"]).read_bytes() == Path(row["image"]).read_bytes()
+    assert len({row["copy"] for row in rows}) == 3  # two images have the same name
+    assert contents(photos) == before
+
+
+def test_only_directories_of_copies_are_replaced(model: Path, photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    predict(model, photos / "y", out=out, quiet=True)
+    with pytest.raises(UsageError, match="must be new or empty"):
+        predict(model, photos, out=out, quiet=True)
+    predict(model, photos, out=out, force=True, quiet=True)
+    assert len(contents(out)) == 4
+    (out / "mine.txt").write_text("mine")
+    with pytest.raises(UsageError, match=r"also holds 'mine\.txt'"):
+        predict(model, photos, out=out, force=True, quiet=True)
+    (out / "mine.txt").unlink()
+    with pytest.raises(UsageError, match="must be outside the output directory"):
+        predict(model, next(out.rglob("*.png")), out=out, force=True, quiet=True)
+    with pytest.raises(UsageError, match="also holds 'x'"):  # the images of a user, also with the same classes
+        predict(model, tmp_path / "none.png", out=photos, force=True, quiet=True)
+    with pytest.raises(UsageError, match="must be outside the data folder"):
+        predict(model, photos, out=photos / "out", quiet=True)
+
+
+def test_unknown_and_rejected_images_have_columns_and_folders_of_their_own(photos: Path, tmp_path: Path) -> None:
+    paths = [str(photos / name) for name in ("x/1.png", "y/1.png", "y/2.jpg", "x/broken.png")]
+    predictions = [
+        FilePrediction(paths[0], [("unknown", 0.9)], rejected=False, unknown=False),
+        FilePrediction(paths[1], [("unknown", 0.8)], rejected=False, unknown=True),
+        FilePrediction(paths[2], [("unknown", 0.4)], rejected=True, unknown=False),
+        FilePrediction(paths[3], [], "cannot be read", "damaged"),
+    ]
+    header, rows = table_of(predictions)
+    assert header == ("image", "rank", "class", "probability", "unknown", "rejected")
+    assert [row[4:] for row in rows] == [("no", "no"), ("yes", "no"), ("no", "yes")]
+    assert table_of([FilePrediction("a", [("b", 1.0)])]) == (header[:4], [("a", "1", "b", "1.0000")])
+    write_predictions(tmp_path / "out", paths, predictions, force=False)
+    copies = sorted(name for name in contents(tmp_path / "out") if name != "predictions.csv")
+    assert copies == ["rejected/2.jpg", "unknown-2/1.png", "unknown/1.png"]  # the second is of a class of this name
+
+
+def test_nothing_is_written_if_no_image_exists(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prediction.Predictor, "load", lambda *args, **kwargs: pytest.fail("loaded"))
+    (result,) = predict(model, tmp_path / "none.png", out=tmp_path / "out", quiet=True)
+    assert result.reason == "missing"
+    assert not (tmp_path / "out").exists()

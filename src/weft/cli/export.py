@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from weft.cli import options as opt
 from weft.cli.options import flat, given, in_group, print_json, table
+from weft.deploy.formats import AUTO, FORMATS
 
 if TYPE_CHECKING:
     from weft.deploy.choosing import ConsideredExport
@@ -28,7 +29,7 @@ def export(
     out: str,
     /,
     *,
-    format: Annotated[Literal["onnx", "openvino", "torch", "auto"] | None, Parameter(metavar="FORMAT")] = None,
+    format: Annotated[str | None, Parameter(metavar="FORMAT", choices=(*FORMATS, AUTO))] = None,
     precision: Annotated[Literal["fp32", "fp16", "bf16", "int8"] | None, in_group("Machine", metavar="P")] = None,
     data: Annotated[str | None, in_group("Data", metavar="DATA")] = None,
     max_drop: Annotated[float, Parameter(metavar="POINTS")] = 0.5,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from dataclasses import Field, fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args, get_origin, get_type_hints
 
@@ -32,7 +33,7 @@ def option(field: Field[Any]) -> Any:
     """Return the option of a setting of the service: a duration for a number of seconds or milliseconds."""
     hint, default = HINTS[field.name], cast(Any, field.default)
     kinds = {hint, get_origin(hint), *get_args(hint)}
-    help, more = first_sentence(TEXTS.get(field.name, "")), dict[str, Any]()
+    help, more = re.sub(r", in m?s\b", "", first_sentence(TEXTS.get(field.name, ""))), dict[str, Any]()
     if field.name == "reject_at_error":
         return opt.Percent
     if float in kinds:

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import weft
+from weft.deploy.model import Model
 
 # `make fuzz` sets it: every count in full.
 FULL = bool(os.environ.get("WEFT_NIGHTLY"))
@@ -138,3 +139,8 @@ def baselines() -> list[dict[str, str]]:
     lines = page[page.index("| name | role |") :].partition("\n\n")[0].splitlines()
     keys = ("name", "role", "size", "params", "paper_top1", "paper_source", "tag_top1", "tag_source")
     return [dict(zip(keys, line.strip("| ").split(" | "), strict=True)) for line in lines[2:]]
+
+
+def outputs_of(model: Model, images: torch.Tensor) -> torch.Tensor:
+    """The logits of a model of any runtime, as a tensor."""
+    return torch.from_numpy(model.run(images.numpy()).logits)

@@ -20,11 +20,11 @@ import torch
 
 import weft
 import weft.models.registry  # registers with timm
-from tests.helpers import images, lively
+from tests.helpers import images, lively, outputs_of
 from weft.checkpoints import load_model_dir, save_model_dir
 from weft.cli import main
-from weft.deploy import open_model
 from weft.errors import CheckpointError, UsageError
+from weft.inference import open_model
 from weft.interpret import explain
 from weft.models import families
 from weft.models.families import VARIANTS, family_of
@@ -96,8 +96,9 @@ def test_it_trains_and_resumes_and_exports(tmp_path: Path, capsys: pytest.Captur
     )
     assert main(["evaluate", str(run), "digits"]) == 4
     assert "needs the plugin my_family.py, which has the model mixed_micro_32" in capsys.readouterr().err
-    exported, _ = open_model(run / "onnx")  # an export needs no plugin to predict
-    assert exported(torch.zeros(2, *exported.size)).shape == (2, 10)
+    exported = open_model(run / "onnx")  # an export needs no plugin to predict
+    images_of = torch.zeros(2, *exported.info.pretrained_cfg["input_size"])
+    assert outputs_of(exported, images_of).shape == (2, 10)
 
 
 def test_no_file_loads_a_plugin(tmp_path: Path) -> None:

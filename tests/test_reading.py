@@ -22,8 +22,9 @@ from tests.train import tiny
 from weft.checkpoints import load_model_dir, save_model_dir
 from weft.checkpoints.hub import create_model
 from weft.cli import main
-from weft.deploy import export, open_model
+from weft.deploy import export
 from weft.errors import CheckpointError, DataError, UsageError, WeftError
+from weft.inference import open_model
 from weft.reading import read_bytes, read_json, unzipped
 from weft.recipes import load_recipe
 from weft.train import train

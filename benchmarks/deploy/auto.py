@@ -20,7 +20,6 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.common.records import replace_rows
 
-from weft.deploy.choosing import read_choice
 from weft.processor import processor_class
 from weft.recipes import load_recipe
 
@@ -43,24 +42,33 @@ def rows(run: Path, photos: Path, limit: str) -> list[dict[str, str]]:
             "auto",
             "--data",
             str(photos),
+            "--json",
         ]
-        subprocess.run(command, check=True, env=environment)
-        choice = read_choice(out)
+        done = subprocess.run(command, check=True, env=environment, stdout=subprocess.PIPE)
+        report = json.loads(done.stdout)
     return [
         {
             "model": str(load_recipe(run / "recipe.yaml").model),
             "instruction_set": limit or processor_class(),
-            "format": one.format,
-            "precision": one.precision,
-            **{f"images_per_second_{n}": f"{int(n) / one.seconds[n]:.1f}" if one.seconds else "" for n in ("1", "16")},
-            "difference": "" if one.difference is None else f"{one.difference:.2g}",
-            "top1": "" if one.top1 is None else f"{one.top1:.2f}",
-            "chosen": str(one.name == choice.chosen),
-            "refused": one.refused or "",
+            "format": one["format"],
+            "precision": one["precision"],
+            **{
+                f"images_per_second_{n}": f"{int(n) / one['seconds'][n]:.1f}" if one["seconds"] else ""
+                for n in ("1", "16")
+            },
+            "difference": "" if one["difference"] is None else f"{one['difference']:.2g}",
+            "top1": "" if one["top1"] is None else f"{one['top1']:.2f}",
+            "chosen": str(all(one[key] == report[key] for key in ("format", "precision"))),
+            "refused": one["refused"] or "",
             "processor_class": processor_class(),
         }
-        for one in choice.candidates
+        for one in report["candidates"]
     ]
+
+
+def rate(seconds: dict[str, float], size: str) -> str:
+    """Return the images per second at a batch size; empty if it was not timed."""
+    return f"{int(size) / seconds[size]:.1f}" if size in seconds else ""
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ ROOMS = {  # files and folders below src/weft
     "state": ("train/state.py",),
     "config": ("checkpoints/config.py", "checkpoints/model_dir.py"),
     "guard": ("serve/guard.py",),
-    "chooser": ("deploy/choosing.py", "deploy/select.py"),
+    "chooser": ("deploy/choosing.py",),
     "statistics": ("intervals.py", "study/statistics.py", "inference/metrics.py"),
 }
 COMPARISONS = {

@@ -30,7 +30,7 @@ from weft.inference.calibration import MAX_IMAGES, fit_temperature
 from weft.inference.inputs import SourcePart
 from weft.inference.measurement import evaluation_batches
 from weft.inference.metrics import calibration_error
-from weft.inference.torch_backend import infer
+from weft.inference.torch_model import infer
 from weft.runtime import Runtime
 
 FILE = Path(__file__).parent / "calibration.csv"

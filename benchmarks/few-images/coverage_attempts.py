@@ -25,7 +25,7 @@ from benchmarks.common.records import write_csv
 from weft.checkpoints import load_model_dir
 from weft.inference.calibration import fit_temperature
 from weft.inference.measurement import evaluation_batches
-from weft.inference.torch_backend import infer
+from weft.inference.torch_model import infer
 from weft.recipes.load import load_recipe
 from weft.runtime import Runtime
 from weft.train.plan import open_splits

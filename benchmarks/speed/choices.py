@@ -32,7 +32,7 @@ from benchmarks.common.records import read_csv, write_csv
 
 import weft
 from weft.deploy.graphs import write_graph
-from weft.deploy.runtimes import OpenVinoGraph
+from weft.deploy.runtimes import OpenVinoModel, run_file
 from weft.models.ceit import inference as ceit
 from weft.processor import has_bf16, processor_class
 
@@ -41,12 +41,14 @@ BATCHES = (1, 16)
 KNOWN, MAP = "batch known", "LeFF on the map"
 
 
-def to_openvino(network: nn.Module, precision: str, folder: str) -> OpenVinoGraph:
+def to_openvino(network: nn.Module, precision: str, folder: str) -> OpenVinoModel:
     """Return a network in OpenVINO; int8 is calibrated on noise, which is sufficient to measure its speed."""
     file = Path(folder) / f"{id(network)}.xml"
     noise = np.random.default_rng(0).standard_normal((4, 1, 3, 224, 224), dtype=np.float32)
     write_graph(network, file, "openvino", precision, (3, 224, 224), noise)
-    return OpenVinoGraph(file, precision, torch.get_num_threads(), max_fixed=len(BATCHES))
+    model = run_file(file, "openvino", precision, torch.get_num_threads(), fixed=len(BATCHES))
+    assert isinstance(model, OpenVinoModel)
+    return model
 
 
 def median_seconds(calls: tuple[Callable[[], Any], ...], rounds: int) -> list[float]:
@@ -68,7 +70,7 @@ def fixed_batch_rows(label: str, network: nn.Module, precision: str, rounds: int
         for size in BATCHES:
             images = np.random.default_rng(0).standard_normal((size, 3, 224, 224), dtype=np.float32)
             begun = time.perf_counter()
-            graph(images)
+            graph.run(images)
             first_call = time.perf_counter() - begun  # compiles for this batch size
             graphs = graph.fixed[size], graph.dynamic
             times = median_seconds(tuple(lambda graph=graph, x=images: graph(x) for graph in graphs), rounds)
@@ -84,7 +86,7 @@ def leff_rows(name: str, precision: str, rounds: int) -> Iterator[dict[str, Any]
         graphs = [to_openvino(network, precision, folder) for network in (weft.fold(model), on_tokens)]
         for size in BATCHES:
             images = np.random.default_rng(0).standard_normal((size, 3, 224, 224), dtype=np.float32)
-            times = median_seconds(tuple(lambda graph=graph, x=images: graph(x) for graph in graphs), rounds)
+            times = median_seconds(tuple(lambda graph=graph, x=images: graph.run(x) for graph in graphs), rounds)
             yield row_of(MAP, name, precision, size, times)
 
 

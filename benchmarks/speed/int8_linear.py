@@ -73,7 +73,7 @@ def write(name: str, folder: Path) -> None:
 def measure(folder: str, rounds: str) -> None:
     """Print the images per second of each way and batch size as JSON; called in a separate process."""
     precision = {way: "int8" if way.startswith("int8") and has_bf16() else "fp32" for way in WAYS}
-    calls = {way: run_file(Path(folder) / way / "model.xml", "openvino", precision[way]) for way in WAYS}
+    calls = {way: run_file(Path(folder) / way / "model.xml", "openvino", precision[way]).run for way in WAYS}
     rows = {}
     for batch_size in BATCHES:
         images = np.random.default_rng(0).standard_normal((batch_size, 3, 224, 224)).astype(np.float32)

@@ -18,10 +18,12 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from tests.compat.record import DATA, SMALL, service_answers, variant_facts, verb_answers
+from tests.helpers import outputs_of
+from weft.checkpoints import load_model_dir
 from weft.data import eval_transform
 from weft.data.formats import MAX_PIXELS
-from weft.deploy import open_model
-from weft.deploy.select import candidates
+from weft.deploy.choosing import exports_of
+from weft.inference import open_model
 from weft.models.families import VARIANTS
 from weft.models.papers import row_of
 from weft.study import run_study
@@ -66,7 +68,7 @@ def test_a_finished_run_and_its_exports_answer_alike(name: str) -> None:
     image = DATA / "images" / "class1" / "000.png"
     run = DATA / name / "finished"
     (answer,) = predict(run, image)
-    model, names = open_model(run / "best")
+    model, names = load_model_dir(run / "best")
     with Image.open(image) as opened:
         tensor = eval_transform(model.pretrained_cfg)(opened.convert("RGB"))[None]
     with torch.inference_mode():
@@ -74,9 +76,10 @@ def test_a_finished_run_and_its_exports_answer_alike(name: str) -> None:
     logits = logits if isinstance(logits, torch.Tensor) else sum(logits) / 2
     for folder, tolerance in (("onnx-fp32", 1e-4), ("openvino-int8", 0.5)):
         pytest.importorskip("onnxruntime" if folder.startswith("onnx") else "openvino")
-        exported, theirs = open_model(DATA / name / folder)
-        assert theirs == names
-        torch.testing.assert_close(exported(tensor), logits, rtol=0, atol=tolerance * float(logits.abs().max()))
+        exported = open_model(DATA / name / folder)
+        assert exported.info.label_names == names
+        largest = float(logits.abs().max())
+        torch.testing.assert_close(outputs_of(exported, tensor), logits, rtol=0, atol=tolerance * largest)
     assert answer.top[0][0] == names[int(logits.argmax())]
 
 
@@ -84,7 +87,7 @@ def test_a_finished_run_and_its_exports_answer_alike(name: str) -> None:
 def test_an_export_beside_its_model_is_recognised(name: str, tmp_path: Path) -> None:
     shutil.copytree(DATA / name / "finished", tmp_path / "run")
     shutil.copytree(DATA / name / "onnx-fp32", tmp_path / "run" / "onnx")
-    assert candidates(tmp_path / "run")[0] == tmp_path / "run" / "onnx"
+    assert exports_of(tmp_path / "run" / "best")[0].path == tmp_path / "run" / "onnx"
 
 
 @pytest.mark.parametrize("folder", sorted(DATA.glob("*/runs/*")), ids=lambda folder: folder.name)

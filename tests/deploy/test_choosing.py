@@ -1,4 +1,7 @@
-"""The fastest export is chosen by measurement, on the machine at hand, and again on another."""
+"""The fastest model is chosen by measurement, on the machine at hand, and again on another.
+
+Times are given: a clock moves only while a model runs.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,13 @@ import itertools
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
-from pydantic import TypeAdapter
 from safetensors.torch import load_file, save_file
 
 from tests.deploy.test_export import CLASSES, model
@@ -25,117 +26,182 @@ from weft import files, processor
 from weft.checkpoints import save_model_dir
 from weft.cli.app import main
 from weft.data import SplitPlan, open_data
-from weft.deploy import choosing, export, exporting, open_model, select
-from weft.deploy.choosing import Choice, ConsideredExport, Machine, expected_order, fastest, time_calls, time_sizes
-from weft.deploy.runtimes import OpenVinoGraph
-from weft.deploy.verification import ExportReport, Reference, verify, verify_choosable
-from weft.errors import CheckpointError, DataError, UsageError, VerificationError
+from weft.deploy import choosing, export, exporting, formats, opening
+from weft.deploy.choosing import BatchError, Candidate, expected_order, exports_of, quickest, run_blank, time_in_turns
+from weft.deploy.model import ModelInfo, Outputs
+from weft.deploy.runtimes import FILES, OpenVinoModel
+from weft.deploy.verification import ExportReport, Reference, verify
+from weft.errors import CheckpointError, UsageError, VerificationError, WeftError
+from weft.inference import opening as inference_opening
 from weft.inference.inputs import SourcePart
+from weft.inference.opening import open_fastest, open_model
 from weft.inference.predictor import Predictor
+from weft.inference.torch_model import TorchModel
 from weft.intervals import Estimate
 
-OTHER = Machine("another processor", "avx2", ("avx2", "fma"), {}, {"openvino": "2026.4"})
-
 PRECISIONS = ("fp32", "bf16", "int8")
-
-RECORD = TypeAdapter(Choice).dump_json(Choice(1, OTHER, (), "onnx-fp32")).decode()
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(choosing, "_for_children", set())
-    yield tmp_path / "cache"
-    for name in [name for name in os.environ if name.startswith(choosing.VARIABLE)]:
-        del os.environ[name]
+OTHER = "another processor; avx2; openvino 2026.4; 2 threads"
 
 
-def timings(monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float]) -> list[list[str]]:
-    """Let candidates take given times; of a path, its last part counts. Returns the candidates of each measurement."""
-    measured: list[list[str]] = []
-
-    def measure(calls: dict[str, Callable[[int], object]], sizes: Any = (1, 16)) -> dict[str, dict[int, float]]:
-        if 4096 in sizes:
-            raise MemoryError("std::bad_alloc")
-        if 1 in sizes:
-            measured.append(list(calls))
-        for call in calls.values():
-            call(2)
-        return {name: {size: size * seconds[Path(name).name] for size in sizes} for name in calls}
-
-    monkeypatch.setattr(choosing, "time_calls", measure)
-    return measured
-
-
-@pytest.fixture(scope="module")
-def chosen_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("chosen") / "out"
-    with pytest.MonkeyPatch.context() as patch:
-        timings(patch, {"openvino-fp32": 0.1, "onnx-fp32": 0.2})
-        export(model("levit_nano_32"), folder, format="auto", precision="fp32", label_names=CLASSES)
-    return folder
-
-
-@pytest.fixture
-def out(chosen_once: Path, tmp_path: Path) -> Path:
-    """A directory of format auto, in which OpenVINO was faster."""
-    return shutil.copytree(chosen_once, tmp_path / "out")
-
-
-def test_the_least_geometric_mean_is_the_fastest() -> None:
-    assert fastest({"a": {1: 0.1, 16: 4.0}, "b": {1: 0.2, 16: 1.0}}) == "b"
-    assert fastest({"a": {1: 0.1}, "b": {1: 0.1}}) == "a"
-
-
-def test_candidates_take_turns() -> None:
-    calls: list[tuple[str, int]] = []
-    seconds = time_calls({name: lambda n, name=name: calls.append((name, n)) for name in "ab"}, (1, 4))
-    assert {name: list(row) for name, row in seconds.items()} == {"a": [1, 4], "b": [1, 4]}
-    assert calls[:2] == [("a", 1), ("b", 1)]  # compiles the graph for this size
-    assert calls[2:10] == [("a", 1), ("a", 1), ("b", 1), ("b", 1)] * 2  # the first of a turn is not timed
-    assert all(value > 0 for row in seconds.values() for value in row.values())
+class OnnxRuntimeError(Exception):
+    """As those of ONNX Runtime, which have no other base class."""
 
 
 class Clock:
-    """Time that passes only in the functions that are timed."""
+    """Time that passes only in the models that are timed."""
 
     def __init__(self) -> None:
         self.now = 0.0
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
 
     def perf_counter(self) -> float:
         return self.now
 
 
-def test_a_measurement_that_nobody_asked_for_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch size is left out if it would exceed the limit, before a batch of it runs."""
-    clock, largest, reasons = Clock(), [0], {}
-    monkeypatch.setattr(choosing, "time", clock)
+class Timed:
+    """A model that takes a given time for an image, and fails for larger batches than `limit`."""
 
-    def call(count: int) -> None:
-        largest[0] = max(largest[0], count)
-        clock.sleep(0.1 * count)
+    def __init__(self, world: World, candidate: Candidate, limit: int = 10**6) -> None:
+        self.world, self.name, self.limit = world, candidate.name, limit
+        cfg = {"input_size": (3, 32, 32)}
+        given = dict(num_classes=3, pretrained_cfg=cfg, path=candidate.path)
+        self.info = ModelInfo(runtime=candidate.runtime, precision=candidate.precision, **given)
 
-    calls = {"a": call, "b": call}
-    seconds = time_sizes(calls, (4096, 1, 16), reasons.__setitem__, max_seconds=30)
-    assert {name: list(row) for name, row in seconds.items()} == {"a": [1, 16], "b": [1, 16]}
-    assert reasons == {4096: "its measurement would take too long"}
-    assert (largest, clock.now < 40) == ([16], True)
-    assert not any(time_sizes(calls, (4096,), reasons.__setitem__, max_seconds=30).values())
-    assert largest == [16]
-    assert list(time_sizes(calls, (64, 4), reasons.__setitem__)["a"]) == [4, 64]  # no limit
-
-
-def test_a_batch_size_that_fails_leaves_the_others() -> None:
-    reasons: dict[int, str] = {}
-
-    def call(count: int) -> None:
-        if count > 4:
+    def run(self, images: np.ndarray, *, features: bool = False, attention: bool = False) -> Outputs:
+        self.world.calls.append((self.name, len(images)))
+        if len(images) > self.limit:
             raise OnnxRuntimeError("Failed to allocate memory")
+        self.world.clock.now += self.world.seconds.get(self.name, 0.1) * len(images)
+        return Outputs(np.zeros((len(images), 3), np.float32))
 
-    seconds = time_sizes({"a": call}, (1, 4, 8), reasons.__setitem__, max_seconds=30)
+    def compile_for(self, batch_sizes: Any) -> None:
+        pass
+
+
+class World:
+    """All models that are opened, with their times.
+
+    Attributes:
+        seconds: time of an image, by name of the candidate.
+        limits: largest batch that a candidate can run.
+        errors: why a candidate cannot be opened.
+        calls: (candidate, batch size) of all passes.
+    """
+
+    def __init__(self) -> None:
+        self.clock, self.seconds, self.limits = Clock(), dict[str, float](), dict[str, int]()
+        self.errors, self.calls = dict[str, WeftError](), list[tuple[str, int]]()
+
+    def open(self, candidate: Candidate) -> Timed:
+        if candidate.name in self.errors:
+            raise self.errors[candidate.name]
+        return Timed(self, candidate, self.limits.get(candidate.name, 10**6))
+
+    def open_one(self, folder: Path, threads: int | None = None) -> Timed:
+        artefact = json.loads((folder / "config.json").read_text())["artefact"]
+        return self.open(Candidate(folder, artefact["format"], artefact["precision"]))
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    """Exports and networks are opened as models whose times are given."""
+    world = World()
+    monkeypatch.setattr(choosing, "time", world.clock)
+    for module in (opening, inference_opening, exporting):
+        monkeypatch.setattr(module, "open_one", world.open_one)
+    monkeypatch.setattr(
+        inference_opening, "_open_network", lambda run, source, *_: world.open(Candidate(source, "torch", "fp32"))
+    )
+    return world
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model_dir(model("levit_nano_32"), tmp_path_factory.mktemp("saved") / "best", label_names=CLASSES)
+
+
+def add_export(folder: Path, saved: Path, format: str = "onnx", precision: str = "fp32", **changes: Any) -> Path:
+    """A directory of an export without its graph."""
+    config = json.loads((saved / "config.json").read_text())
+    artefact = {"version": 1, "format": format, "precision": precision, "input": [3, 32, 32], "sha256": {}}
+    artefact["weights_sha256"] = config["weights_sha256"]
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config | {"artefact": artefact} | changes))
+    return folder
+
+
+@pytest.fixture
+def out(saved: Path, tmp_path: Path) -> Path:
+    """A directory of format auto, in which OpenVINO was faster."""
+    for format in ("openvino", "onnx"):
+        add_export(tmp_path / "out" / f"{format}-fp32", saved, format)
+    seconds = {f"{format}-fp32": {1: 0.1, 16: 1.6} for format in ("openvino", "onnx")}
+    record: Any = {"chosen": "openvino-fp32", "machine": choosing.machine(), "seconds": seconds}
+    choosing.write_choice(tmp_path / "out", record)
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def run(saved: Path, out: Path, tmp_path: Path) -> Path:
+    """A run that has a directory of format auto."""
+    shutil.copytree(saved, tmp_path / "run" / "best")
+    shutil.copytree(out, tmp_path / "run" / "auto")
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def elsewhere(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another machine than the one that wrote chosen.json in `out`."""
+    monkeypatch.setattr(choosing, "machine", lambda *threads: OTHER)
+    monkeypatch.setattr(opening, "machine", lambda *threads: OTHER)
+
+
+def name_of(opened: Any) -> str:
+    return f"{opened.info.runtime}-{opened.info.precision}"
+
+
+def candidates(*names: str) -> dict[str, Candidate]:
+    split = (name.split("-") for name in names)
+    return {f"{runtime}-{precision}": Candidate(Path(), runtime, precision) for runtime, precision in split}
+
+
+def test_the_least_geometric_mean_is_the_fastest() -> None:
+    assert quickest({"a": {1: 0.1, 16: 4.0}, "b": {1: 0.2, 16: 1.0}}) == "b"
+    assert quickest({"a": {1: 0.1}, "b": {1: 0.1}}) == "a"
+
+
+def test_models_take_turns(world: World) -> None:
+    models = {name: world.open(one) for name, one in candidates("onnx-fp32", "onnx-int8").items()}
+    world.seconds = {"onnx-fp32": 0.1, "onnx-int8": 0.3}
+    seconds, reasons = time_in_turns(models, (4, 1))
+    assert seconds == {name: {size: pytest.approx(size * world.seconds[name]) for size in (1, 4)} for name in models}
+    assert not reasons
+    order = [name.removeprefix("onnx-") for name, size in world.calls if size == 1]
+    assert order[:2] == ["fp32", "int8"]  # compiles the graph for this size
+    assert order[2:10] == ["fp32", "fp32", "int8", "int8"] * 2  # the first of a turn is not timed
+
+
+def test_a_measurement_that_nobody_asked_for_has_a_limit(world: World) -> None:
+    """A batch size is left out if it would exceed the limit, before a batch of it runs."""
+    models = {name: world.open(one) for name, one in candidates("onnx-fp32", "onnx-int8").items()}
+    seconds, reasons = time_in_turns(models, (4096, 1, 16), 30)
+    assert [list(row) for row in seconds.values()] == [[1, 16]] * 2
+    assert reasons == {4096: "its measurement would take too long"}
+    assert max(size for _, size in world.calls) == 16
+    assert world.clock.now < 40
+    assert not any(time_in_turns(models, (4096,), 30)[0].values())
+    assert max(size for _, size in world.calls) == 16
+    assert list(time_in_turns(models, (64, 4))[0]["onnx-fp32"]) == [4, 64]  # no limit
+
+
+def test_a_batch_size_that_fails_leaves_the_others(world: World) -> None:
+    models = {"a": Timed(world, Candidate(Path(), "onnx", "fp32"), limit=4)}
+    seconds, reasons = time_in_turns(models, (1, 4, 8), 30)
     assert (list(seconds["a"]), reasons) == ([1, 4], {8: "Failed to allocate memory"})
 
 
@@ -143,40 +209,92 @@ def test_a_batch_size_that_fails_leaves_the_others() -> None:
     ("images", "lost", "is_refused"),
     [(41, 1, False), (41, 3, True), (2, 2, True), (1000, 5, False), (1000, 6, True)],
 )
-def test_auto_prefers_exports_whose_accuracy_is_shown(images: int, lost: int, is_refused: bool) -> None:
+def test_an_export_loses_at_most_max_drop_or_one_image(images: int, lost: int, is_refused: bool) -> None:
     drop = Estimate(100 * lost / images, -5, 20)
     top1 = dict(agreement=90, top1=100 - drop.value, top1_model=100, bytes=1, drop=drop)
     differences = dict(max_difference=0.1, mean_difference=0.01, max_logit=1)
     report = ExportReport("out", "onnx", "int8", "held-out images", images, **differences, **top1)
-    verify(report, 0.5)  # chance is not excluded
     if not is_refused:
-        return verify_choosable(report, 0.5)
-    with pytest.raises(VerificationError, match=r"at most 0\.5 points .* it loses [0-9.]+ points\. Pass --format onnx"):
-        verify_choosable(report, 0.5)
+        return verify(report, 0.5)
+    with pytest.raises(VerificationError, match=r"at most 0\.5 points of top-1, or one image; .* raise --max-drop"):
+        verify(report, 0.5)
 
 
-def test_a_lossy_candidate_is_not_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has no directory in `candidates/` either, from which another machine would choose."""
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exports whose graph is a text; the network itself returns their logits."""
+    import torch
+
+    def write_graph(network: Any, file: Path, format: str, *_: Any) -> Callable[[np.ndarray], np.ndarray]:
+        for name in FILES[format]:
+            (file.parent / name).write_text("graph")
+        return lambda images: network(torch.from_numpy(images)).detach().numpy()
+
+    monkeypatch.setattr(exporting, "write_graph", write_graph)
+    monkeypatch.setattr(formats, "has_bf16", lambda: True)
+
+
+@pytest.mark.usefixtures("written")
+@pytest.mark.parametrize("winner", ["openvino-fp32", "onnx-fp32"])
+def test_the_choice_follows_the_times(winner: str, world: World, tmp_path: Path) -> None:
+    world.seconds = {"openvino-fp32": 0.1, "onnx-fp32": 0.1, "openvino-bf16": 0.3, winner: 0.05}
+    network, out = model("levit_nano_32"), tmp_path / "out"
+    report = export(network, out, format="auto", label_names=CLASSES, batch_sizes=(1, 3))
+    assert (report.out, f"{report.format}-{report.precision}") == (str(out), winner)
+    record = choosing.read_choice(out)
+    assert record["chosen"] == winner
+    assert record["machine"] == choosing.machine()
+    seconds = world.seconds["onnx-fp32"]
+    assert record["seconds"]["onnx-fp32"] == pytest.approx({1: seconds, 3: 3 * seconds})
+    rows = {f"{row.format}-{row.precision}": row for row in report.candidates}
+    assert rows["onnx-fp32"].seconds["1"] == pytest.approx(seconds)
+    difference = rows["onnx-fp32"].difference
+    assert difference is not None
+    assert 0 <= difference < 1e-4
+    assert rows["openvino-int8"].refused == "int8 is calibrated on images; none were given"
+    kept = {path.name for path in out.iterdir()}
+    assert kept == {name for name, row in rows.items() if row.refused is None} | {"chosen.json"}
+    for file in out.rglob("report.json"):
+        assert json.loads(file.read_text())["out"] == str(file.parent)
+    assert name_of(open_model(out)) == winner
+    export(network, out, format="onnx", force=True)  # replaces all of it
+    assert not (out / "chosen.json").exists()
+
+
+@pytest.mark.slow
+def test_a_directory_of_exports_runs(tmp_path: Path) -> None:
+    """Without anything given: two real exports and their measured times."""
+    network = model("levit_nano_32")
+    report = export(network, tmp_path / "out", format="auto", precision="fp32", label_names=CLASSES)
+    opened = open_model(tmp_path / "out")
+    assert name_of(opened) == f"{report.format}-{report.precision}"
+    assert opened.info.classes == list(CLASSES)
+    images = np.random.default_rng(0).standard_normal((2, 3, 32, 32), dtype=np.float32)
+    np.testing.assert_allclose(opened.run(images).logits, TorchModel(network).run(images).logits, rtol=1e-3, atol=1e-3)
+    assert main(["bench", str(tmp_path / "out"), "--batch-size", "1", "--quiet"]) == 0
+
+
+@pytest.mark.usefixtures("written", "world")
+def test_a_lossy_candidate_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for place, number in itertools.product(("train", "val"), range(3)):
         folder = tmp_path / "photos" / place / CLASSES[number]
         folder.mkdir(parents=True)
         Image.new("RGB", (32, 32), (80 * number, 0, 0)).save(folder / "0.png")
-    data = open_data(tmp_path / "photos")
-    timings(monkeypatch, {"openvino-fp32": 0.2, "onnx-fp32": 0.3, "openvino-bf16": 0.3, "onnx-int8": 0.1})
 
     def refuse(report: ExportReport, max_drop: float) -> None:
         if report.precision == "int8":
             raise VerificationError("too lossy")
 
-    monkeypatch.setattr(exporting, "verify_choosable", refuse)
-    monkeypatch.setattr(choosing, "KINDS", (("onnx", "fp32"), ("onnx", "int8")))
+    monkeypatch.setattr(exporting, "verify", refuse)
+    monkeypatch.setattr(exporting, "KINDS", (("onnx", "fp32"), ("onnx", "int8")))
+    data = open_data(tmp_path / "photos")
     report = export(model("levit_nano_32"), tmp_path / "out", format="auto", data=data, max_drop=100)
     assert [(row.precision, row.refused) for row in report.candidates] == [("fp32", None), ("int8", "too lossy")]
-    assert not list((tmp_path / "out" / "candidates").iterdir())
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"onnx-fp32", "chosen.json"}
 
 
+@pytest.mark.usefixtures("written", "world")
 def test_the_model_runs_once_for_all_candidates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    timings(monkeypatch, {"openvino-fp32": 0.1, "onnx-fp32": 0.2})
     made: list[Reference] = []
     monkeypatch.setattr(exporting, "Reference", lambda *of: made.append(Reference(*of)) or made[-1])
     network = model("levit_nano_32")
@@ -192,25 +310,31 @@ def test_the_model_runs_once_for_all_candidates(tmp_path: Path, monkeypatch: pyt
         np.testing.assert_array_equal(logits, expected)
 
 
-@pytest.mark.parametrize("error", [MemoryError(), VerificationError("It fails. Nothing was written.")])
+@pytest.mark.usefixtures("written", "world")
+@pytest.mark.parametrize(
+    ("error", "refused"),
+    [
+        (MemoryError(), "memory does not suffice to make it"),
+        (VerificationError("It fails. Nothing was written."), "It fails."),
+        (RuntimeError("no such kernel"), "openvino must be able to run the network in fp32; it fails: no such kernel."),
+    ],
+)
 def test_a_candidate_that_cannot_be_made_leaves_the_others(
-    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: Exception, refused: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    timings(monkeypatch, {"openvino-fp32": 0.1, "onnx-fp32": 0.2})
-    write = exporting.write_export
+    write = exporting.write_graph
 
-    def fail(model: Any, folder: Path, format: str, *rest: Any) -> Any:
+    def fail(network: Any, file: Path, format: str, *rest: Any) -> Any:
         if format == "openvino":
             raise error
-        return write(model, folder, format, *rest)
+        return write(network, file, format, *rest)
 
-    monkeypatch.setattr(exporting, "write_export", fail)
+    monkeypatch.setattr(exporting, "write_graph", fail)
     report = export(model("levit_nano_32"), tmp_path / "out", format="auto", precision="fp32")
-    refused = {row.format: row.refused for row in report.candidates}
-    assert refused == {
-        "openvino": "memory does not suffice to make it" if not str(error) else "It fails.",
-        "onnx": None,
-    }
+    assert {row.format: row.refused for row in report.candidates} == {"openvino": refused, "onnx": None}
+    with pytest.raises(type(error) if not isinstance(error, RuntimeError) else VerificationError):
+        export(model("levit_nano_32"), tmp_path / "one", format="openvino")
+    assert not (tmp_path / "one").exists()
 
 
 def test_auto_without_the_packages_that_convert(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,12 +348,22 @@ def test_auto_without_the_packages_that_convert(tmp_path: Path, monkeypatch: pyt
     assert not (tmp_path / "out").exists()
 
 
-def test_a_choice_that_does_not_fit_its_export_is_measured_again(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    measured = timings(monkeypatch, {"openvino-fp32": 0.1, "onnx-fp32": 0.2})
-    record = json.loads((out / "chosen.json").read_text())
-    (out / "chosen.json").write_text(json.dumps(record | {"chosen": "onnx-fp32"}))
-    assert open_model(out, quiet=True)[0].format == "openvino"
-    assert len(measured) == 1
+@pytest.mark.usefixtures("written", "world")
+def test_no_candidate_holds_the_accuracy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any) -> None:
+        raise VerificationError("The logits of the export must be finite; they are not. Nothing was written.")
+
+    monkeypatch.setattr(exporting, "verify", refuse)
+    with pytest.raises(VerificationError, match=r"none does\. openvino-fp32: The logits .*; onnx-fp32: .*not\."):
+        export(model("levit_nano_32"), tmp_path / "out", format="auto", precision="fp32")
+    assert not list(tmp_path.glob("*out*"))
+
+
+@pytest.mark.usefixtures("written")
+def test_exports_that_cannot_be_timed_at_any_size(world: World, tmp_path: Path) -> None:
+    world.limits = {"openvino-fp32": 0, "onnx-fp32": 0}
+    with pytest.raises(UsageError, match="memory suffices for none of --batch-size 1 2"):
+        export(model("levit_nano_32"), tmp_path / "out", format="auto", precision="fp32", batch_sizes=(1, 2))
 
 
 def test_the_versions_of_all_builds_of_a_runtime_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,18 +372,17 @@ def test_the_versions_of_all_builds_of_a_runtime_count(monkeypatch: pytest.Monke
             return "1.27"
         raise choosing.importlib.metadata.PackageNotFoundError(name)
 
+    before = choosing.machine(2)
     monkeypatch.setattr(choosing.importlib.metadata, "version", version)
-    assert choosing.machine().versions == {"onnxruntime-gpu": "1.27"}
+    assert "; onnxruntime-gpu 1.27; 2 threads" in choosing.machine(2)
+    assert "torch" not in before  # its version does not matter to exports
 
 
-def test_a_choice_is_found_though_torch_has_another_number_of_threads(
-    out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The number of threads is read once per call: torch, which a service imports in between, can have another one."""
-    choosing.remember("a name", [out], 2)
-    monkeypatch.setattr(choosing, "num_threads", lambda: 64)
-    assert choosing.recall([out], 2) == "a name"
-    assert choosing.recall([out], 3) is None
+@pytest.mark.parametrize("value", ["x" * 300, "caf\udce9", "\x1b[31m"])
+def test_nonsense_in_a_variable_that_limits_instructions(value: str, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", value)
+    choosing.write_choice(tmp_path, {"chosen": "onnx-fp32", "machine": choosing.machine(), "seconds": {}})
+    assert choosing.read_choice(tmp_path)["machine"] == choosing.machine()
 
 
 @pytest.mark.parametrize(
@@ -260,311 +393,424 @@ def test_the_expected_order_fits_the_processor(
     flags: tuple[str, ...], first: str, last: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("cpu_flags", "onednn_flags"):
-        monkeypatch.setattr(choosing, name, lambda: flags)
+        monkeypatch.setattr(formats, name, lambda: flags)
     monkeypatch.setattr(choosing, "has_bf16", lambda: False)
     order = [precision for _, precision in expected_order()]
     assert (order[0], order[-1]) == (first, last)
 
 
-@pytest.mark.slow_except("onnx-fp32")
-@pytest.mark.parametrize("winner", ["openvino-fp32", "onnx-fp32"])
-def test_the_choice_follows_the_times(winner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = {"openvino-fp32": 0.1, "onnx-fp32": 0.1, "openvino-bf16": 0.3, winner: 0.05}
-    timings(monkeypatch, seconds)
-    network = model("levit_nano_32")
-    report = export(network, tmp_path / "out", format="auto", label_names=CLASSES, batch_sizes=(1, 3))
-    assert f"{report.format}-{report.precision}" == winner
-    record = json.loads((tmp_path / "out" / "chosen.json").read_text())
-    assert record["chosen"] == winner
-    assert record["machine"]["processor_class"] == choosing.machine().processor_class
-    rows = {f"{row['format']}-{row['precision']}": row for row in record["candidates"]}
-    assert rows["onnx-fp32"]["seconds"] == {"1": seconds["onnx-fp32"], "3": pytest.approx(3 * seconds["onnx-fp32"])}
-    assert 0 <= rows["onnx-fp32"]["difference"] < 1e-4
-    assert rows["openvino-int8"]["refused"] == "int8 is calibrated on images; none were given"
-    assert rows["openvino-int8"]["seconds"] == {}
-    kept = {path.name for path in (tmp_path / "out" / "candidates").iterdir()}
-    assert kept == {name for name, row in rows.items() if row["refused"] is None} - {winner}
-    for file in (tmp_path / "out").rglob("report.json"):
-        assert json.loads(file.read_text())["out"] == str(file.parent)
-    opened, names = open_model(tmp_path / "out")
-    assert (opened.format, names) == (winner.partition("-")[0], list(CLASSES))
-    x = torch.randn(2, 3, 32, 32)
-    torch.testing.assert_close(opened(x), network(x), rtol=1e-3, atol=1e-3)
-    export(network, tmp_path / "out", format="onnx", force=True)  # replaces all of it
-    assert not (tmp_path / "out" / "chosen.json").exists()
-
-
 def test_bf16_is_refused_where_it_is_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choosing, "has_bf16", lambda: False)
-    monkeypatch.setattr(choosing, "cpu_flags", lambda: ("avx2",))
-    assert choosing.unsuitable("openvino", "bf16", has_data=True) == "this processor emulates bf16"
-    monkeypatch.setattr(choosing, "cpu_flags", tuple)  # as on macOS and Windows
-    assert choosing.unsuitable("openvino", "bf16", has_data=True) == "whether this processor has bf16 is not known"
+    monkeypatch.setattr(formats, "has_bf16", lambda: False)
+    monkeypatch.setattr(formats, "cpu_flags", lambda: ("avx2",))
+    assert formats.unsuitable("openvino", "bf16", has_data=True) == "this processor emulates bf16"
+    monkeypatch.setattr(formats, "cpu_flags", tuple)  # as on macOS and Windows
+    assert formats.unsuitable("openvino", "bf16", has_data=True) == "whether this processor has bf16 is not known"
 
 
 @pytest.mark.parametrize("is_fast", [True, False])
 def test_only_bf16_needs_instructions(is_fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choosing, "has_bf16", lambda: is_fast)
-    suits = {precision: choosing.unsuitable("openvino", precision, has_data=True) is None for precision in PRECISIONS}
+    monkeypatch.setattr(formats, "has_bf16", lambda: is_fast)
+    suits = {precision: formats.unsuitable("openvino", precision, has_data=True) is None for precision in PRECISIONS}
     assert suits == {"fp32": True, "bf16": is_fast, "int8": True}
 
 
-def test_another_machine_measures_again_once(
-    out: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_precision_that_is_not_possible_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(formats, "has_bf16", lambda: False)
+    monkeypatch.setattr(formats, "cpu_flags", lambda: ("avx2",))
+    message = r"precision bf16 must be possible on this machine; it is not. openvino-bf16: this processor emulates bf16"
+    with pytest.raises(UsageError, match=message):
+        export(model("levit_nano_32"), tmp_path / "out", format="auto", precision="bf16")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("format", "precision", "flags", "message"),
+    [
+        ("openvino", "bf16", ("avx2",), "OpenVINO computes this export in fp32 here"),
+        ("openvino", "bf16", (), None),
+        ("onnx", "int8", ("avx2",), "int8 can be slower than fp32"),
+        ("openvino", "bf16", ("avx512f", "avx512_bf16"), None),
+        ("openvino", "int8", ("avx512f", "avx512_vnni"), None),
+        ("openvino", "fp32", ("avx2",), None),
+        ("openvino", "int8", (), None),  # not known on this system
+    ],
+)
+def test_a_precision_without_instructions_is_noted(
+    format: str, precision: str, flags: tuple[str, ...], message: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measured = timings(monkeypatch, {"openvino-fp32": 0.2, "onnx-fp32": 0.1})
-    assert open_model(out)[0].format == "openvino"
-    assert measured == []
-    monkeypatch.setattr(choosing, "machine", lambda *threads: OTHER)
+    for module, name in itertools.product((formats, processor), ("cpu_flags", "onednn_flags")):
+        monkeypatch.setattr(module, name, lambda: flags)
+    note = formats.precision_note(format, precision)
+    assert note is None if message is None else message in str(note)
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_another_machine_measures_again_once(
+    out: Path, cache: Path, world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world.seconds = {"openvino-fp32": 0.02, "onnx-fp32": 0.01}
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
     assert Predictor.load(out).metadata["runtime"] == "onnx"
-    assert [sorted(names) for names in measured] == [["onnx-fp32", "openvino-fp32"]]
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert "with another number of threads, so weft measured again" in line
-    assert "It uses onnx-fp32." in line
-    assert open_model(out)[0].format == "onnx"
-    assert len(measured) == 1
+    assert (
+        "measured on this machine: openvino-fp32 50 and 50, onnx-fp32 100 and 100 images/s at batch size 1 and 16."
+        in (capsys.readouterr().err)
+    )
+    world.calls.clear()
+    assert name_of(open_model(out)) == "onnx-fp32"
+    assert world.calls == []
     assert capsys.readouterr().err == ""
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
     (file,) = (cache / "choices").iterdir()
     file.write_text("{")  # damaged
-    assert open_model(out, quiet=True)[0].format == "onnx"
-    assert len(measured) == 2
+    assert name_of(open_model(out, quiet=True)) == "onnx-fp32"
+    assert world.calls
     assert capsys.readouterr().err == ""
 
 
+def test_the_recorded_choice_is_of_this_machine_and_number_of_threads(out: Path, world: World) -> None:
+    world.seconds = {"openvino-fp32": 0.2, "onnx-fp32": 0.1}
+    assert name_of(open_model(out)) == "openvino-fp32"
+    assert name_of(open_model(out, threads=processor.num_threads())) == "openvino-fp32"
+    assert world.calls == []
+    assert name_of(open_model(out, threads=processor.num_threads() + 1, quiet=True)) == "onnx-fp32"
+    assert world.calls
+
+
+@pytest.mark.usefixtures("elsewhere")
 @pytest.mark.parametrize("text", ["{", '{"artefact": 3}', ""])
-def test_a_candidate_without_a_readable_config_is_left_out(
-    text: str, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    timings(monkeypatch, {"openvino-fp32": 0.2, "onnx-fp32": 0.1})
-    monkeypatch.setattr(choosing, "machine", lambda *threads: OTHER)
-    (out / "candidates" / "onnx-fp32" / "config.json").write_text(text)
-    assert open_model(out, quiet=True)[0].format == "openvino"
+def test_a_candidate_without_a_readable_config_is_left_out(text: str, out: Path, world: World) -> None:
+    (out / "onnx-fp32" / "config.json").write_text(text)
+    assert name_of(open_model(out, quiet=True)) == "openvino-fp32"
 
 
-def test_another_machine_measures_at_the_recorded_batch_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    timings(monkeypatch, {"openvino-fp32": 0.1, "onnx-fp32": 0.2})
-    export(model("levit_nano_32"), tmp_path / "out", format="auto", precision="fp32", batch_sizes=(4, 1))
-    sizes: list[tuple[int, ...]] = []
-
-    def measure(calls: dict[str, Callable[[int], object]], at: Any) -> dict[str, dict[int, float]]:
-        sizes.append(tuple(at))
-        return {name: dict.fromkeys(at, 0.1) for name in calls}
-
-    monkeypatch.setattr(choosing, "time_calls", measure)
-    monkeypatch.setattr(choosing, "machine", lambda *threads: OTHER)
-    open_model(tmp_path / "out", quiet=True)
-    assert sizes == [(1,), (4,)]
+@pytest.mark.usefixtures("elsewhere")
+def test_another_machine_measures_at_the_recorded_batch_sizes(out: Path, world: World) -> None:
+    record = json.loads((out / "chosen.json").read_text())
+    record["seconds"] = {"onnx-fp32": {"4": 0.1, "2": 0.1}}
+    (out / "chosen.json").write_text(json.dumps(record))
+    open_model(out, quiet=True)
+    assert {size for _, size in world.calls} == {1, 2, 4}  # the first to estimate the time
 
 
+@pytest.mark.usefixtures("world")
 @pytest.mark.parametrize("runtime", ["onnx", "openvino"])
-def test_a_runtime_that_is_asked_for_is_used(runtime: str, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the machine that chose the other one, and on another; of the directory, and of a run that has it."""
-    timings(monkeypatch, {"openvino-fp32": 0.1, "onnx-fp32": 0.2})
-    assert Predictor.open(out, runtime=runtime).metadata["runtime"] == runtime
-    run = run_with_exports(out)
-    assert Predictor.open(run, runtime=runtime).metadata["runtime"] == runtime
-    monkeypatch.setattr(choosing, "machine", lambda *threads: OTHER)
-    assert Predictor.open(out, runtime=runtime).metadata["runtime"] == runtime
-    assert Predictor.open(run, runtime=runtime).metadata["runtime"] == runtime
+def test_a_runtime_that_is_asked_for_is_used(runtime: str, out: Path, run: Path) -> None:
+    """Of a directory of exports, and of a run that has one."""
+    for path in (out, run):
+        assert open_fastest(path, runtime=runtime).info.runtime == runtime
 
 
+@pytest.mark.usefixtures("world")
 @pytest.mark.parametrize("device", ["cuda", "mps", "tpu"])
 def test_an_export_runs_on_the_cpu_alone(device: str, out: Path) -> None:
     with pytest.raises(UsageError, match=f"device of an export must be auto or cpu; got '{device}'"):
-        Predictor.load(out, device=device)
+        open_model(out, device=device)
 
 
+@pytest.mark.usefixtures("world")
 def test_a_precision_that_the_export_does_not_have_is_refused(out: Path) -> None:
-    with pytest.raises(UsageError, match="precision must be that of the export, fp32; got bf16"):
-        Predictor.load(out, precision="bf16")
-    with pytest.raises(UsageError, match="precision must be that of the export, fp32; got bf16"):
-        Predictor.open(out, precision="bf16")
+    for opened in (open_model, open_fastest):
+        with pytest.raises(UsageError, match="precision must be that of the export, fp32; got bf16"):
+            opened(out, precision="bf16")
 
 
-def test_an_unknown_precision_is_refused(out: Path) -> None:
-    file = out / "config.json"
-    config = json.loads(file.read_text())
-    config["artefact"]["precision"] = "zz"
-    file.write_text(json.dumps(config))
+def test_an_unknown_precision_is_refused(saved: Path, tmp_path: Path) -> None:
+    out = add_export(tmp_path / "out", saved, precision="zz")
     with pytest.raises(CheckpointError, match="must name a precision of fp32, fp16, bf16, int8; got 'zz'"):
         open_model(out)
 
 
-def test_the_version_of_torch_does_not_matter_to_exports() -> None:
-    assert set(choosing.machine().versions) <= {"openvino", "onnxruntime"}
-
-
+@pytest.mark.usefixtures("elsewhere")
 def test_a_choice_without_one_of_the_runtimes_is_remembered(
-    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    out: Path, world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    timings(monkeypatch, {"openvino-fp32": 0.2, "onnx-fp32": 0.1})
-    monkeypatch.setattr(choosing, "machine", lambda *threads: OTHER)
-    find_spec = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "onnxruntime" else find_spec(name))
-    assert open_model(out)[0].format == "openvino"
-    assert "Not considered: " in capsys.readouterr().err
-    assert open_model(out)[0].format == "openvino"
+    world.errors = {"onnx-fp32": UsageError("onnx is needed for this.")}
+    assert name_of(open_model(out)) == "openvino-fp32"
+    assert "onnx-fp32 is skipped: onnx is needed for this." in capsys.readouterr().err
+    assert name_of(open_model(out)) == "openvino-fp32"
     assert capsys.readouterr().err == ""
 
 
-def test_another_number_of_threads_is_measured_again(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    measured = timings(monkeypatch, {"openvino-fp32": 0.2, "onnx-fp32": 0.1})
-    monkeypatch.setattr(choosing, "machine", lambda *threads: OTHER)
-    for threads in (1, 1, 2):
-        monkeypatch.setattr(processor, "num_threads", lambda threads=threads: threads)
-        open_model(out, quiet=True)
-    assert len(measured) == 2
-
-
-class OnnxRuntimeError(Exception):
-    """As those of ONNX Runtime, which have no other base class."""
-
-
-def fail_to_time(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    def fail(*_: object) -> None:
-        raise error
-
-    monkeypatch.setattr(choosing, "time_calls", fail)
-
-
-@pytest.mark.parametrize("error", [MemoryError, OnnxRuntimeError])
+@pytest.mark.usefixtures("elsewhere")
 def test_exports_that_cannot_be_timed_here(
-    error: type[Exception], out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    out: Path, cache: Path, world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fail_to_time(monkeypatch, error("std::bad_alloc"))
-    monkeypatch.setattr(choosing, "machine", lambda *threads: OTHER)
-    assert open_model(out)[0].format == "openvino"
-    assert "cannot be timed here (std::bad_alloc). weft uses openvino-fp32." in capsys.readouterr().err
+    world.limits = {"onnx-fp32": 0}
+    assert name_of(open_model(out)) == "openvino-fp32"
+    text = "the models cannot be timed here (Failed to allocate memory); openvino-fp32 is used."
+    assert text in capsys.readouterr().err
+    assert not cache.exists()
 
 
-def run_with_exports(out: Path) -> Path:
-    """A run that has a directory of format auto."""
-    run = out.parent / "run"
-    save_model_dir(model("levit_nano_32"), run / "best", label_names=CLASSES)
-    shutil.copytree(out, run / "auto")
-    return run
-
-
-def test_a_service_whose_models_cannot_be_timed(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fail_to_time(monkeypatch, OnnxRuntimeError("Failed to allocate memory"))
+def test_a_lack_of_memory_at_one_start_is_not_remembered(run: Path, world: World) -> None:
+    world.seconds, world.limits = {"openvino-fp32": 0.05}, {"openvino-fp32": 2}
     messages: list[str] = []
-    assert Predictor.open(run_with_exports(out), log=messages.append).metadata["runtime"] == "openvino"
-    assert "the models cannot be timed here (Failed to allocate memory); " in messages[-1]
+    assert name_of(open_fastest(run, batch_size=4, log=messages.append)) == "onnx-fp32"
+    assert "must run with batches of 4 images; it fails (OnnxRuntimeError: Failed to" in messages[0]
+    world.limits = {}
+    assert name_of(open_fastest(run, batch_size=4)) == "openvino-fp32"
 
 
-def test_a_lack_of_memory_at_one_start_is_not_remembered(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    timings(monkeypatch, {"openvino-fp32": 0.1, "onnx-fp32": 0.2, "auto": 0.1, "best": 0.3})
-    run, predict = run_with_exports(out), Predictor.predict
+def test_a_batch_that_does_not_fit_is_refused(run: Path, world: World) -> None:
+    world.limits = dict.fromkeys(("openvino-fp32", "onnx-fp32", "torch-fp32"), 2)
+    message = r"must run with batches of 4 images; it fails \(OnnxRuntimeError: Failed to .*\)\. Lower --max-batch\."
+    with pytest.raises(BatchError, match=message):
+        open_fastest(run, batch_size=4)
+    assert name_of(open_fastest(run, batch_size=2)) == "openvino-fp32"
 
-    def fail(self: Predictor, images: list[Any], **arguments: Any) -> Any:
-        if self.metadata["runtime"] == "openvino":
-            raise MemoryError
-        return predict(self, images, **arguments)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Predictor, "predict", fail)
-        assert Predictor.open(run).metadata["runtime"] != "openvino"
-    assert Predictor.open(run).metadata["runtime"] == "openvino"
+@pytest.mark.usefixtures("elsewhere")
+def test_a_choice_that_is_damaged_by_now_is_left_out(
+    out: Path, world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world.seconds = {"openvino-fp32": 0.2, "onnx-fp32": 0.1}
+    assert name_of(open_model(out, quiet=True)) == "onnx-fp32"
+    world.errors = {"onnx-fp32": CheckpointError("It is damaged.")}
+    world.calls.clear()
+    assert name_of(open_model(out)) == "openvino-fp32"
+    assert "onnx-fp32 is skipped: It is damaged." in capsys.readouterr().err
+    assert world.calls == []  # nothing to compare it with
+    world.errors = {}
+    assert name_of(open_model(out)) == "onnx-fp32"  # a damage is not remembered
+
+
+def test_exports_that_all_fail(out: Path, world: World) -> None:
+    world.errors = dict.fromkeys(("openvino-fp32", "onnx-fp32"), CheckpointError("It is damaged."))
+    with pytest.raises(CheckpointError, match=r"It is damaged\."):
+        open_model(out, quiet=True)
+
+
+def test_a_candidate_of_other_weights_is_left_out(out: Path) -> None:
+    file = out / "onnx-fp32" / "config.json"
+    config = json.loads(file.read_text())
+    config["artefact"]["weights_sha256"] = "0" * 64
+    file.write_text(json.dumps(config))
+    assert [one.name for one in choosing.exports_in(out)] == ["openvino-fp32"]
 
 
 @pytest.mark.parametrize(
-    ("error", "kind", "message"),
+    ("text", "message"),
     [
-        (MemoryError, UsageError, "memory suffices for none of --batch-size 1 2"),
-        (DataError, DataError, "an image"),
+        ("{", "must be JSON"),
+        ("[" * 100_000, "must be JSON"),
+        ("{}", "must have the format that weft writes; chosen"),
+        (" " * (choosing.MAX_BYTES + 1), "must have at most 1 MiB"),
+        ('"../.."', "must have the format that weft writes"),
     ],
 )
-def test_exports_that_cannot_be_timed_at_any_size(
-    error: type[Exception], kind: type[Exception], message: str, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object) -> None:
-        raise error("an image")
-
-    monkeypatch.setattr(choosing, "time_calls", fail)
-    reports: Any = {"onnx-fp32": None}
-    with pytest.raises(kind, match=message):
-        exporting._timed(out, reports, (1, 2))
+def test_a_malformed_record_is_refused(text: str, message: str, out: Path) -> None:
+    (out / "chosen.json").write_text(text)
+    with pytest.raises(CheckpointError, match=message):
+        open_model(out)
 
 
-def test_a_batch_that_does_not_fit_is_refused(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    predict = Predictor.predict
-
-    def fail(self: Predictor, images: list[Any], **arguments: Any) -> Any:
-        if len(images) > 2:
-            raise OnnxRuntimeError("Failed to allocate memory")
-        return predict(self, images, **arguments)
-
-    monkeypatch.setattr(Predictor, "predict", fail)
-    message = r"must run with batches of 4 images; it fails \(OnnxRuntimeError: Failed to .*\)\. Lower --max-batch\."
-    with pytest.raises(UsageError, match=message):
-        Predictor.open(out, batch_size=4)
-    assert Predictor.open(out, batch_size=2).metadata["runtime"] == "openvino"
-
-
-def test_an_int8_export_that_saturates_here_is_not_timed(
-    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def note(config: dict[str, Any], formats: tuple[str, ...] = ("onnx",)) -> str | None:
-        return "It saturates." if config.get("artefact", {}).get("format") in formats else None
-
-    measured = timings(monkeypatch, {"openvino-fp32": 0.2, "onnx-fp32": 0.1, "auto": 0.3, "best": 0.3})
-    monkeypatch.setattr(choosing, "machine", lambda *threads: OTHER)
-    settings = choosing.BATCH_SIZES, processor.num_threads()
-    choosing.remember("onnx-fp32", [out, out / "candidates" / "onnx-fp32"], *settings)  # by an older weft
-    for module in (choosing, select):
-        monkeypatch.setattr(module, "saturation_note", note)
-    assert open_model(out, threads=settings[1])[0].format == "openvino"
-    assert measured == []
-    assert capsys.readouterr().err.splitlines() == ["Not considered: onnx-fp32. It saturates."]
-    messages: list[str] = []
-    assert Predictor.open(run_with_exports(out), log=messages.append).metadata["runtime"] == "openvino"
-    assert "onnx-fp32 is skipped: It saturates." in messages[0]
-    (out / "model.bin").write_bytes(b"damaged")
-    assert open_model(out, threads=settings[1])[0].format == "onnx"
-    assert capsys.readouterr().err.splitlines()[-1] == "It saturates."
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"chosen": "../.."},
+        {"chosen": "onnx-fp32\n"},
+        {"machine": "x" * 10_000},
+        {"seconds": {"../..": {"1": 1.0}}},
+        {"seconds": {"onnx-fp32": {"1": "fast"}}},
+        {"seconds": {"onnx-fp32": {"4097": 1.0}}},
+        {"seconds": {"onnx-fp32": {"0": 1.0}}},
+        {"seconds": {"onnx-fp32": {str(size): 1.0 for size in range(1, 70)}}},
+    ],
+)
+def test_a_record_with_other_values_is_refused(change: dict[str, Any], out: Path) -> None:
+    record = json.loads((out / "chosen.json").read_text())
+    (out / "chosen.json").write_text(json.dumps(record | change))
+    with pytest.raises(CheckpointError, match="must have the format that weft writes"):
+        open_model(out)
 
 
-def test_exports_that_all_saturate_are_timed_once(
-    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    measured = timings(monkeypatch, {"openvino-fp32": 0.2, "onnx-fp32": 0.1})
-    monkeypatch.setattr(choosing, "machine", lambda *threads: OTHER)
-    monkeypatch.setattr(choosing, "saturation_note", lambda config: "It saturates.")
-    for _ in range(2):
-        assert open_model(out)[0].format == "onnx"
-        assert capsys.readouterr().err.splitlines()[-1] == "It saturates."
-    assert len(measured) == 1
+def test_a_pipe_in_place_of_the_record_is_refused(out: Path) -> None:
+    (out / "chosen.json").unlink()
+    os.mkfifo(out / "chosen.json")
+    with pytest.raises(CheckpointError, match="must be a regular file"):
+        open_model(out)
 
 
-def test_a_choice_that_is_damaged_by_now_is_left_out(
-    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    timings(monkeypatch, {"openvino-fp32": 0.2, "onnx-fp32": 0.1})
-    monkeypatch.setattr(choosing, "machine", lambda *threads: OTHER)
-    assert open_model(out, quiet=True)[0].format == "onnx"
-    (out / "candidates" / "onnx-fp32" / "model.onnx").write_bytes(b"damaged")
-    assert open_model(out)[0].format == "openvino"
-    assert "Not considered: " in capsys.readouterr().err
-
-
-def test_a_candidate_that_its_runtime_cannot_run_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_graph = exporting.write_graph
-
-    def fail(network: Any, path: Path, format: str, *rest: Any) -> Any:
-        if format == "openvino":
-            raise RuntimeError("Check 'false' failed:\nno such kernel")
-        return write_graph(network, path, format, *rest)
-
-    monkeypatch.setattr(exporting, "write_graph", fail)
+def test_arguments_that_do_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     network = model("levit_nano_32")
-    report = export(network, tmp_path / "out", format="auto", precision="fp32")
-    refused = [row.refused for row in report.candidates if row.format == "openvino"]
-    assert refused == ["openvino must be able to run the network in fp32; it fails: Check 'false' failed."]
-    with pytest.raises(VerificationError, match="openvino must be able to run the network in fp32; it fails: Check"):
-        export(network, tmp_path / "one", format="openvino")
-    assert not (tmp_path / "one").exists()
+    for name in ("model.onnx", "model.xml"):
+        with pytest.raises(UsageError, match=r"format auto writes a directory; got the file name"):
+            export(network, tmp_path / name, format="auto")
+    with pytest.raises(UsageError, match=r"precision must be fp32, bf16 or int8 with format auto; got fp16"):
+        export(network, tmp_path / "out", format="auto", precision="fp16")
+    for sizes in ((), (0,), (1, 5000)):
+        with pytest.raises(UsageError, match="batch_sizes must be whole numbers from 1 to 4096"):
+            export(network, tmp_path / "out", format="auto", batch_sizes=sizes)
+    with pytest.raises(UsageError, match="batch_sizes must be at most 64 numbers; got 65"):
+        export(network, tmp_path / "out", format="auto", batch_sizes=range(1, 66))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"needs an inference runtime, openvino or onnxruntime; none is installed"):
+        export(network, tmp_path / "out", format="auto")
+    assert not list(tmp_path.glob("*out*"))
+
+
+@pytest.mark.parametrize("sizes", [(1.5,), (True,), ("8",), (1, 0), ()])
+def test_batch_sizes_are_whole_numbers(sizes: tuple[Any, ...]) -> None:
+    with pytest.raises(UsageError, match=r"batch_sizes must be whole numbers from 1 to 4096; got "):
+        formats.check_batch_sizes(sizes)
+
+
+@pytest.mark.usefixtures("written")
+def test_the_command(saved: Path, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    world.seconds = {"openvino-fp32": 0.2, "onnx-fp32": 0.1}
+    world.limits = dict.fromkeys(world.seconds, 100)
+    words = ["export", str(saved), str(tmp_path / "out"), "--format", "auto", "--precision", "fp32"]
+    assert main([*words, "--batch-size", "0"]) == 2
+    assert main(["export", str(saved), str(tmp_path / "o"), "--format", "onnx", "--batch-size", "8", "--quiet"]) == 2
+    assert "--batch-size belongs to --format auto" in capsys.readouterr().err
+    assert main([*words, "--batch-size", "1", "8", "4096"]) == 0
+    shown = capsys.readouterr()
+    text = "--batch-size 4096 is left out: the exports cannot be timed with it (Failed to allocate memory)."
+    assert text in shown.err
+    lines = shown.out.splitlines()
+    assert lines[0].startswith(f"{tmp_path / 'out'}: onnx fp32")
+    header, *rows = [line.split() for line in lines[-3:]]
+    assert header == "format precision images/s at 1 images/s at 8 images/s at 4096 refused".split()
+    assert rows == [["openvino", "fp32", "5.0", "5.0", "-"], ["onnx", "fp32", "10.0", "10.0", "-"]]
+
+
+@pytest.mark.parametrize("winner", ["onnx-fp32", "torch-fp32"])
+def test_a_service_runs_what_is_fastest_here(winner: str, run: Path, world: World, monkeypatch: Any) -> None:
+    world.seconds = {winner: 0.05}
+    messages: list[str] = []
+    chosen = open_fastest(run, batch_size=4, log=messages.append)
+    assert name_of(chosen) == winner
+    assert "measured on this machine: " in messages[-1]
+    world.calls.clear()
+    assert name_of(open_fastest(run, batch_size=4, log=messages.append)) == winner
+    assert world.calls == [(winner, 4)]
+    assert len(messages) == 1
+    # a worker process gets the path, and what it opens is the same
+    assert name_of(open_fastest(chosen.info.path, runtime=chosen.info.runtime)) == winner  # type: ignore[arg-type]
+    monkeypatch.setattr(choosing, "machine", lambda *threads: OTHER)
+    open_fastest(run, batch_size=4, log=messages.append)
+    assert len(messages) == 2
+
+
+def test_the_choice_of_a_service_is_of_contents_not_of_paths(run: Path, tmp_path: Path, world: World) -> None:
+    world.seconds = {"onnx-fp32": 0.05}
+    assert name_of(open_fastest(run)) == "onnx-fp32"
+    moved, messages = run.rename(tmp_path / "moved"), list[str]()
+    assert name_of(open_fastest(moved, log=messages.append)) == "onnx-fp32"
+    assert messages == []
+
+
+@pytest.mark.usefixtures("world")
+def test_a_choice_is_found_though_torch_has_other_threads(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of threads is read once per call: torch, which a service imports in between, can have another one."""
+    monkeypatch.setattr(choosing, "num_threads", iter(range(2, 100)).__next__)
+    messages: list[str] = []
+    for _ in range(2):
+        open_fastest(run, log=messages.append)
+    assert len(messages) == 1
+
+
+def test_a_user_without_a_home_directory(out: Path, world: World, elsewhere: None, monkeypatch: Any) -> None:
+    without_home(monkeypatch)
+    with pytest.raises(UsageError, match=r"HOME is not set, and this user has no home directory\. Set WEFT_CACHE\."):
+        files.cache_dir()
+    for _ in range(2):  # nothing is stored
+        world.calls.clear()
+        open_model(out, quiet=True)
+        assert world.calls
+
+
+def test_an_export_that_is_not_verified_yet_is_not_served(run: Path) -> None:
+    (run / "auto").rename(run / ".int8.1234.part")
+    assert exports_of(run / "best") == []
+
+
+def test_an_export_of_another_user_is_not_served(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who may write next to a model, as in a shared folder, could have it answer otherwise."""
+    foreign, known = run / "auto" / "onnx-fp32" / "config.json", Path.stat
+
+    def stat(path: Path, **options: Any) -> os.stat_result:
+        found = known(path, **options)
+        return os.stat_result((*found[:4], found.st_uid + 1, *found[5:10])) if path == foreign else found
+
+    monkeypatch.setattr(Path, "stat", stat)
+    notes: list[str] = []
+    assert [one.name for one in exports_of(run / "best", notes.append)] == ["openvino-fp32"]
+    assert notes == [f"the export {foreign.parent} is skipped: it belongs to another user than the model."]
+
+
+def test_the_export_of_a_model_without_a_checksum_is_served(run: Path) -> None:
+    """The weights count, not the bytes of the file, which another program may have written."""
+    kept = exports_of(run / "best")
+    assert len(kept) == 2
+    weights, config = (run / "best" / name for name in ("model.safetensors", "config.json"))
+    save_file(load_file(weights), weights, {"format": "pt"})
+    config.write_text(json.dumps({k: v for k, v in json.loads(config.read_text()).items() if k != "weights_sha256"}))
+    assert exports_of(run / "best") == kept
+
+
+def test_a_run_with_its_exports_alone(run: Path) -> None:
+    """As it is copied to a machine without torch."""
+    (run / "best" / "model.safetensors").unlink()
+    assert [one.path for one in exports_of(run / "best")] == [
+        run / "auto" / "openvino-fp32",
+        run / "auto" / "onnx-fp32",
+    ]
+
+
+def test_exports_next_to_a_model_in_the_current_directory(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(run / "best")
+    assert len(exports_of(Path())) == 2
+
+
+def test_an_export_that_cannot_be_read(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def sha256_of(path: Path) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    out = add_export(tmp_path / "out", saved)
+    (out / "model.onnx").touch()
+    monkeypatch.setattr(opening, "sha256_of", sha256_of)
+    with pytest.raises(CheckpointError, match=r"must be readable; they are not \(.*Permission denied\)"):
+        open_model(out)
+
+
+def test_a_missing_package_is_not_a_damaged_file(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_file(*_: object, **__: object) -> None:
+        raise UsageError("This needs onnx")
+
+    monkeypatch.setattr(opening, "_check_files", lambda *_: None)
+    monkeypatch.setattr(opening, "run_file", run_file)
+    with pytest.raises(UsageError, match="This needs onnx"):
+        open_model(add_export(tmp_path / "out", saved))
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [({"batch_size": 0}, "batch_size must be at least 1; got 0"), ({"runtime": "tensorrt"}, "got 'tensorrt'")],
+)
+def test_impossible_arguments_of_a_service(more: dict[str, Any], message: str, out: Path) -> None:
+    with pytest.raises(UsageError, match=message):
+        Predictor.open(out, **more)
+
+
+@pytest.mark.usefixtures("world")
+def test_no_images(out: Path) -> None:
+    assert Predictor.load(out).predict([]) == []
+
+
+def test_a_pt2_file_is_refused_for_what_it_can_contain(saved: Path, tmp_path: Path) -> None:
+    out = add_export(tmp_path / "out", saved, "torch")
+    for runtime in ("auto", "torch"):
+        with pytest.raises(CheckpointError, match=r"a \.pt2 file, which can contain any code"):
+            open_fastest(out, runtime=runtime)
+
+
+@pytest.mark.parametrize(("cores", "pinning"), [(2, None), (4, False)])
+def test_threads_that_leave_cores_free_are_not_pinned(cores: int, pinning: bool | None, monkeypatch: Any) -> None:
+    """Every process would begin with the first core, so that several services would share the same ones."""
+    monkeypatch.setattr(processor, "available_cores", lambda: cores)
+    hints = OpenVinoModel(Path("model.xml"), ModelInfo(runtime="openvino", precision="fp32"), 2, 1).hints
+    assert (hints.get("ENABLE_CPU_PINNING"), hints["INFERENCE_NUM_THREADS"]) == (pinning, 2)
 
 
 @pytest.mark.parametrize("format", ["openvino", "onnx"])
@@ -588,351 +834,9 @@ def _descriptors() -> list[Path]:
     return [path for path in Path("/proc/self/fd").iterdir() if path.is_symlink() and os.path.lexists(path)]
 
 
-def test_a_candidate_that_cannot_be_opened_is_left_out(
-    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    measured = timings(monkeypatch, {"openvino-fp32": 0.2, "onnx-fp32": 0.1})
-    monkeypatch.setattr(choosing, "machine", lambda *threads: OTHER)
-    (out / "candidates" / "onnx-fp32" / "model.onnx").write_bytes(b"damaged")
-    assert open_model(out)[0].format == "openvino"
-    assert measured == []  # nothing to compare it with
-    assert "Not considered: " in capsys.readouterr().err
-
-
-def test_a_candidate_of_other_weights_is_left_out(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = out / "candidates" / "onnx-fp32" / "config.json"
-    config = json.loads(file.read_text())
-    config["artefact"]["weights_sha256"] = "0" * 64
-    file.write_text(json.dumps(config))
-    assert list(choosing.exports_in(out, choosing.read_choice(out))) == ["openvino-fp32"]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{", "must be JSON"),
-        ("[" * 100_000, "must be JSON"),
-        ("{}", "must have the format that weft writes; version"),
-        (" " * (choosing.MAX_BYTES + 1), "must have at most 1 MiB"),
-        ('"../.."', "must have the format that weft writes"),
-        (RECORD.replace("another", "\\ud800"), "must be JSON"),
-    ],
-)
-def test_a_malformed_record_is_refused(text: str, message: str, out: Path) -> None:
-    (out / "chosen.json").write_text(text)
-    with pytest.raises(CheckpointError, match=message):
-        open_model(out)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"version": 2},
-        {"candidates": [{"format": "../..", "precision": "fp32"}]},
-        {"candidates": [{"format": "onnx", "precision": "fp32"}] * 99},
-        {"candidates": [{"format": "onnx", "precision": "fp32", "seconds": {"1": "fast"}}]},
-        {"candidates": [{"format": "onnx", "precision": "fp32", "seconds": {"4097": 1.0}}]},
-        {"candidates": [{"format": "onnx", "precision": "fp32", "seconds": {"0": 1.0}}]},
-        {"machine": {"processor": "x" * 10_000}},
-    ],
-)
-def test_a_record_with_other_values_is_refused(change: dict[str, Any], out: Path) -> None:
-    record = json.loads((out / "chosen.json").read_text())
-    (out / "chosen.json").write_text(json.dumps(record | change))
-    with pytest.raises(CheckpointError, match="must have the format that weft writes"):
-        open_model(out)
-
-
-def test_a_pipe_in_place_of_the_record_is_refused(out: Path) -> None:
-    (out / "chosen.json").unlink()
-    os.mkfifo(out / "chosen.json")
-    with pytest.raises(CheckpointError, match="must be a regular file"):
-        open_model(out)
-
-
-def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
-    row = ConsideredExport("onnx", "int8", None, {"1": 0.5}, 0.01, 98.5)
-    choice = Choice(1, OTHER, (row, dataclasses.replace(row, refused="too inaccurate", seconds={})), "onnx-int8")
-    choosing.write_choice(tmp_path, choice)
-    assert choosing.read_choice(tmp_path) == choice
-
-
-def test_no_candidate_holds_the_accuracy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*arguments: Any) -> None:
-        raise VerificationError("The logits of the export must be finite; they are not. Nothing was written.")
-
-    monkeypatch.setattr(exporting, "verify", refuse)
-    with pytest.raises(VerificationError, match=r"none does\. openvino-fp32: The logits .*; onnx-fp32: .*not\."):
-        export(model("levit_nano_32"), tmp_path / "out", format="auto", precision="fp32")
-    assert not list(tmp_path.glob("*out*"))
-
-
-def test_arguments_that_do_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    network = model("levit_nano_32")
-    for name in ("model.onnx", "model.xml"):
-        with pytest.raises(UsageError, match=r"format auto writes a directory; got the file name"):
-            export(network, tmp_path / name, format="auto")
-    with pytest.raises(UsageError, match=r"precision must be fp32, bf16 or int8 with format auto; got fp16"):
-        export(network, tmp_path / "out", format="auto", precision="fp16")
-    for sizes in ((), (0,), (1, 5000)):
-        with pytest.raises(UsageError, match="batch_sizes must be whole numbers from 1 to 4096"):
-            export(network, tmp_path / "out", format="auto", batch_sizes=sizes)
-    with pytest.raises(UsageError, match="batch_sizes must be at most 64 numbers; got 65"):
-        export(network, tmp_path / "out", format="auto", batch_sizes=range(1, 66))
-    monkeypatch.setattr(choosing.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"needs an inference runtime, openvino or onnxruntime; none is installed"):
-        export(network, tmp_path / "out", format="auto")
-    assert not list(tmp_path.glob("*out*"))
-
-
-def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    timings(monkeypatch, {"openvino-fp32": 0.2, "onnx-fp32": 0.1})
-    source = save_model_dir(model("levit_nano_32"), tmp_path / "model", label_names=CLASSES)
-    words = ["export", str(source), str(tmp_path / "out"), "--format", "auto", "--precision", "fp32"]
-    assert main([*words, "--batch-size", "0"]) == 2
-    assert main(["export", str(source), str(tmp_path / "o"), "--format", "onnx", "--batch-size", "8", "--quiet"]) == 2
-    assert "--batch-size belongs to --format auto" in capsys.readouterr().err
-    assert main([*words, "--batch-size", "1", "8", "4096"]) == 0
-    shown = capsys.readouterr()
-    assert "--batch-size 4096 is left out: the exports cannot be timed with it (std::bad_alloc)." in shown.err
-    lines = shown.out.splitlines()
-    assert lines[0].startswith(f"{tmp_path / 'out'}: onnx fp32")
-    header, *rows = [line.split() for line in lines[-3:]]
-    assert header == "format precision images/s at 1 images/s at 8 images/s at 4096 refused".split()
-    assert rows == [["openvino", "fp32", "5.0", "5.0", "-"], ["onnx", "fp32", "10.0", "10.0", "-"]]
-
-
-@pytest.mark.parametrize(
-    ("precision", "bits", "flags", "is_noted"),
-    [
-        ("int8", None, ("avx2",), True),
-        ("int8", 8, ("avx512f",), True),
-        ("int8", 7, ("avx2",), False),
-        ("int8", None, ("avx512f", "avx512_vnni"), False),
-        ("int8", None, ("asimd",), False),
-        ("fp32", None, ("avx2",), False),
-    ],
-)
-def test_int8_that_saturates_here_is_noted(
-    precision: str, bits: int | None, flags: tuple[str, ...], is_noted: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("cpu_flags", "onednn_flags"):
-        monkeypatch.setattr(choosing, name, lambda: flags)
-    config = {"artefact": {"precision": precision} | ({} if bits is None else {"weight_bits": bits})}
-    note = choosing.saturation_note(config)
-    assert (note is not None) == is_noted
-    assert note is None or "Export the model again" in note
-
-
-@pytest.mark.slow_except("onnx")
-@pytest.mark.parametrize("winner", ["onnx", "best"])
-def test_a_service_runs_what_is_fastest_here(winner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    network = model("levit_nano_32")
-    save_model_dir(network, tmp_path / "best", label_names=CLASSES)
-    export(network, tmp_path / "onnx", format="onnx", label_names=CLASSES)
-    measured = timings(monkeypatch, {"onnx": 0.2, "best": 0.2, winner: 0.1})
-    messages: list[str] = []
-    runtime = {"onnx": "onnx", "best": "torch"}[winner]
-    assert Predictor.open(tmp_path, batch_size=4, log=messages.append).metadata["runtime"] == runtime
-    assert "measured on this machine: " in messages[-1]
-    assert Predictor.open(tmp_path, batch_size=4, log=messages.append).metadata["runtime"] == runtime
-    assert (len(measured), len(messages)) == (1, 1)
-    monkeypatch.setattr(choosing, "machine", lambda *threads: OTHER)
-    Predictor.open(tmp_path, batch_size=4)
-    assert len(measured) == 2
-
-
-@pytest.mark.parametrize(
-    ("format", "precision", "flags", "message"),
-    [
-        ("openvino", "bf16", ("avx2",), "OpenVINO computes this export in fp32 here"),
-        ("openvino", "bf16", (), None),
-        ("onnx", "int8", ("avx2",), "int8 can be slower than fp32"),
-        ("openvino", "bf16", ("avx512f", "avx512_bf16"), None),
-        ("openvino", "int8", ("avx512f", "avx512_vnni"), None),
-        ("openvino", "fp32", ("avx2",), None),
-        ("openvino", "int8", (), None),  # not known on this system
-    ],
-)
-def test_a_precision_without_instructions_is_noted(
-    format: str, precision: str, flags: tuple[str, ...], message: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module, name in itertools.product((choosing, processor), ("cpu_flags", "onednn_flags")):
-        monkeypatch.setattr(module, name, lambda: flags)
-    note = choosing.precision_note(format, precision)
-    assert note is None if message is None else message in str(note)
-
-
-def test_a_damaged_choice_next_to_a_model_is_skipped(out: Path, tmp_path: Path) -> None:
-    save_model_dir(model("levit_nano_32"), tmp_path / "run" / "best", label_names=CLASSES)
-    shutil.copytree(out, tmp_path / "run" / "auto")
-    (tmp_path / "run" / "auto" / "chosen.json").write_text("{")
-    messages: list[str] = []
-    assert Predictor.open(tmp_path / "run", log=messages.append).metadata["runtime"] == "torch"
-    assert len(messages) == 1
-    assert "auto is skipped: " in messages[0]
-
-
-def test_a_user_without_a_home_directory(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    without_home(monkeypatch)
-    with pytest.raises(UsageError, match=r"HOME is not set, and this user has no home directory\. Set WEFT_CACHE\."):
-        files.cache_dir()
-    measured = timings(monkeypatch, {"openvino-fp32": 0.2, "onnx-fp32": 0.1})
-    monkeypatch.setattr(choosing, "machine", lambda *threads: OTHER)
-    for _ in range(2):
-        assert open_model(out, quiet=True)[0].format == "onnx"
-    assert len(measured) == 2  # nothing is stored
-    monkeypatch.setattr(choosing, "_for_children", set())  # as in a process that this one starts
-    for number in (2, 3):  # the second time, as for a model that is loaded again, it measures
-        assert open_model(out, quiet=True)[0].format == "onnx"
-        assert len(measured) == number
-
-
-@pytest.mark.parametrize(("cores", "pinning"), [(2, None), (4, False)])
-def test_threads_that_leave_cores_free_are_not_pinned(
-    cores: int, pinning: bool | None, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every process would begin with the first core, so that several services would share the same ones."""
-    monkeypatch.setattr(processor, "available_cores", lambda: cores)
-    hints = OpenVinoGraph(out / "model.xml", "fp32", 2, 1).hints
-    assert (hints.get("ENABLE_CPU_PINNING"), hints["INFERENCE_NUM_THREADS"]) == (pinning, 2)
-
-
-def test_the_recorded_choice_is_of_a_number_of_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    measured = timings(monkeypatch, {"openvino-fp32": 0.1, "onnx-fp32": 0.2})
-    export(model("levit_nano_32"), tmp_path / "out", format="auto", precision="fp32")
-    measured.clear()
-    threads = choosing.read_choice(tmp_path / "out").machine.threads
-    assert threads == processor.num_threads()
-    open_model(tmp_path / "out", threads, quiet=True)
-    assert not measured
-    open_model(tmp_path / "out", threads + 1, quiet=True)
-    assert len(measured) == 1
-
-
-def test_an_export_that_is_not_verified_yet_is_not_served(out: Path) -> None:
-    run = run_with_exports(out)
-    shutil.copytree(run / "auto", run / ".int8.1234.part")
-    shutil.rmtree(run / "auto")
-    assert select.candidates(run) == [run / "best"]
-
-
-def test_an_export_of_another_user_is_not_served(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who may write next to a model, as in a shared folder, could have it answer otherwise."""
-    run = run_with_exports(out)
-    foreign, known = run / "auto" / "config.json", Path.stat
-
-    def stat(path: Path, **options: Any) -> os.stat_result:
-        found = known(path, **options)
-        return os.stat_result((*found[:4], found.st_uid + 1, *found[5:10])) if path == foreign else found
-
-    monkeypatch.setattr(Path, "stat", stat)
-    notes: list[str] = []
-    assert select.candidates(run, log=notes.append) == [run / "best"]
-    (note,) = notes
-    assert note == f"the export {foreign.parent} is skipped: it belongs to another user than the model."
-
-
-def test_the_export_of_a_model_without_a_checksum_answers(out: Path) -> None:
-    """The weights count, not the bytes of the file, which another program may have written."""
-    run = run_with_exports(out)
-    kept = select.candidates(run)
-    weights, config = (run / "best" / name for name in ("model.safetensors", "config.json"))
-    save_file(load_file(weights), weights, {"format": "pt"})
-    config.write_text(json.dumps({k: v for k, v in json.loads(config.read_text()).items() if k != "weights_sha256"}))
-    assert select.candidates(run) == kept
-
-
-def test_a_run_with_its_exports_alone(out: Path) -> None:
-    """As it is copied to a machine without torch."""
-    run = run_with_exports(out)
-    (run / "best" / "model.safetensors").unlink()
-    assert run / "auto" in select.candidates(run)
-    assert Predictor.open(run).metadata["runtime"] in ("openvino", "onnx")
-
-
-def test_exports_next_to_a_model_in_the_current_directory(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = run_with_exports(out)
-    monkeypatch.chdir(run / "best")
-    assert len(select.candidates(".")) == 3
-
-
-def test_a_candidate_that_cannot_be_read_is_left_out(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choosing, "machine", lambda *threads: OTHER)
-    known = files.sha256_of
-
-    def sha256_of(path: Path) -> str:
-        if path.suffix == ".onnx":
-            raise PermissionError(13, "Permission denied")
-        return known(path)
-
-    monkeypatch.setattr("weft.deploy.opening.sha256_of", sha256_of)
-    assert open_model(out, quiet=True)[0].format == "openvino"
-    with pytest.raises(CheckpointError, match=r"must be readable; they are not \(.*Permission denied\)"):
-        open_model(out / "candidates" / "onnx-fp32")
-
-
-def test_the_choice_of_a_service_is_of_contents_not_of_paths(
-    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    measured = timings(monkeypatch, {"openvino-fp32": 0.2, "onnx-fp32": 0.1, "auto": 0.2, "best": 0.3})
-    run = run_with_exports(out)
-    assert Predictor.open(run).metadata["runtime"] == "onnx"
-    moved = run.rename(tmp_path / "moved")
-    assert Predictor.open(moved).metadata["runtime"] == "onnx"
-    assert len(measured) == 1
-
-
-@pytest.mark.parametrize("value", ["x" * 300, "caf\udce9", "\x1b[31m"])
-def test_nonsense_in_a_variable_that_limits_instructions(
-    value: str, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ATEN_CPU_CAPABILITY", value)
-    assert TypeAdapter(Machine).dump_json(choosing.machine())
-    assert open_model(out, quiet=True)[0].format in ("openvino", "onnx")
-
-
-@pytest.mark.parametrize("sizes", [(1.5,), (True,), ("8",), (1, 0), ()])
-def test_batch_sizes_are_whole_numbers(sizes: tuple[Any, ...]) -> None:
-    with pytest.raises(UsageError, match=r"batch_sizes must be whole numbers from 1 to 4096; got "):
-        choosing.check_batch_sizes(sizes)
-
-
-def test_a_precision_that_is_not_possible_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choosing, "has_bf16", lambda: False)
-    monkeypatch.setattr(choosing, "cpu_flags", lambda: ("avx2",))
-    message = r"precision bf16 must be possible on this machine; it is not. openvino-bf16: this processor emulates bf16"
-    with pytest.raises(UsageError, match=message):
-        export(model("levit_nano_32"), tmp_path / "out", format="auto", precision="bf16")
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [({"batch_size": 0}, "batch_size must be at least 1; got 0"), ({"runtime": "tensorrt"}, "got 'tensorrt'")],
-)
-def test_impossible_arguments_of_a_service(more: dict[str, Any], message: str, out: Path) -> None:
-    with pytest.raises(UsageError, match=message):
-        Predictor.open(out, **more)
-
-
-def test_no_images(out: Path) -> None:
-    assert Predictor.load(out).predict([]) == []
-
-
-def test_a_missing_package_is_not_a_damaged_file(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def run_file(*_: object, **__: object) -> None:
-        raise UsageError("This needs onnx")
-
-    monkeypatch.setattr("weft.deploy.opening.run_file", run_file)
-    with pytest.raises(UsageError, match="This needs onnx"):
-        open_model(out)
-
-
-def test_a_pt2_file_is_refused_for_what_it_can_contain(tmp_path: Path) -> None:
-    export(model("levit_nano_32"), tmp_path / "out", format="torch", label_names=CLASSES)
-    with pytest.raises(CheckpointError, match=r"a \.pt2 file, which can contain any code"):
-        Predictor.open(tmp_path / "out", runtime="torch")
+def test_blank_images_have_the_size_of_the_model(world: World) -> None:
+    run_blank(Timed(world, Candidate(Path(), "onnx", "fp32")), 3)
+    assert world.calls == [("onnx-fp32", 3)]
 
 
 def test_an_export_needs_held_out_images(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ import sys
 from pathlib import Path
 import numpy as np
 from weft.deploy.runtimes import run_file
-np.save(sys.argv[3], run_file(Path(sys.argv[2]), "openvino", "fp32")(np.load(sys.argv[1])))
+np.save(sys.argv[3], run_file(Path(sys.argv[2]), "openvino", "fp32").run(np.load(sys.argv[1])).logits)
 """
 
 

@@ -25,6 +25,7 @@ from weft.inference.calibration import SQUARED_FROM, calibrate, fit_temperature
 from weft.inference.exports import export_run
 from weft.inference.metrics import Evaluation
 from weft.inference.predictor import Predictor
+from weft.inference.torch_model import TorchModel
 from weft.train import RunResult, evaluate, train
 from weft.train.finish import finish
 from weft.train.run import Run
@@ -112,7 +113,7 @@ def test_probabilities_use_the_temperature_everywhere(run: Path, photos: Path, t
     confidence = model.confidence
     assert confidence.count == 12
     assert confidence.temperature != 1
-    predictor = Predictor(model, classes, fold=False)
+    predictor = Predictor(TorchModel(model, classes, fold=False))
     image = predictor.prepare(photos / "class1" / "003.png")
     logits = model(predictor.tensor([image])).mean(0) if not isinstance(model, tuple) else None
     with torch.inference_mode():

@@ -24,6 +24,7 @@ from weft.errors import DataError, UsageError
 from weft.inference import Predictor, embed, evaluate, similar
 from weft.inference import feature_map as maps
 from weft.inference.features import FeatureReader, classifiers, logits_of
+from weft.inference.torch_model import torch_model
 from weft.models.contract import preprocessing
 from weft.pages import Lead, Section, write_page
 from weft.runtime import Runtime
@@ -56,7 +57,7 @@ def test_features_are_the_inputs_of_the_classifiers(model: Path, colours: Path) 
     result = embed(model, colours, batch_size=5, quiet=True)
     assert result.images == sorted(str(path) for path in colours.rglob("*.png"))
     predictor = Predictor.load(model, fold=False, quiet=True)
-    network = predictor.source_model
+    network = torch_model(predictor.model).network
     tensors = torch.stack([eval_transform(preprocessing(network))(open_image(Path(p))) for p in result.images])
     with torch.inference_mode():
         expected = network(tensors)

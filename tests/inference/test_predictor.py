@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 import weft
+from tests.helpers import outputs_of
 from weft.checkpoints import save_model_dir
 from weft.cli import main
 from weft.data import eval_transform, open_image
@@ -20,8 +21,7 @@ from weft.inference.inputs import open_labelled, select_split
 from weft.inference.measurement import measure
 from weft.inference.predictor import NonFiniteError
 from weft.inference.probabilities import ranked
-from weft.inference.torch_backend import infer
-from weft.runtime import Runtime
+from weft.inference.torch_model import TorchModel
 from weft.serve.settings import Settings
 
 MODELS = ("ceit_nano_32", "cvt_nano_32", "levit_nano_32")
@@ -91,10 +91,10 @@ def test_evaluate_has_the_bits_of_the_unfolded_predictor(run: Path, photos: Path
 def test_folding_and_batch_size_change_rounding_only(run: Path, photos: Path) -> None:
     folded, unfolded = Predictor.load(run), Predictor.load(run, fold=False)
     images = folded.tensor([folded.prepare(path) for path in files(photos)])
-    expected = infer(unfolded.model, images, unfolded.runtime)
+    expected = outputs_of(unfolded.model, images)
     for predictor in (folded, unfolded):
         for size in (1, 5, len(images)):
-            logits = torch.cat([infer(predictor.model, part, predictor.runtime) for part in images.split(size)])
+            logits = torch.cat([outputs_of(predictor.model, part) for part in images.split(size)])
             assert (logits - expected).abs().max() <= TOLERANCE * expected.abs().max()
 
 
@@ -124,12 +124,12 @@ def test_ties_are_in_the_order_of_the_classes() -> None:
     logits = [0.0, 2.0, 1.0, 2.0, 1.0, 1.0, 1.0, 2.0]
     order = [1, 3, 7, 2, 4, 5, 6, 0]
     names = [str(number) for number in range(len(logits))]
-    predictor = Predictor(Constant(logits), names)
+    predictor = Predictor(TorchModel(Constant(logits), names))
     blank = predictor.preprocessing.pixels(Image.new("RGB", (32, 32)))
     assert [int(name) for name, _ in predictor.predict([blank])[0].top(names, 8)] == order
     for place, label in enumerate(order):
         batches = [(torch.zeros(1, 3, 32, 32), torch.tensor([label]))]
-        result = measure(Constant(logits), batches, names, Runtime.of("cpu"))
+        result = measure(Constant(logits), batches, names)
         assert (result.top1, result.top5) == (100 * (place == 0), 100 * (place < 5))
 
 

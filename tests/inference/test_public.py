@@ -22,9 +22,8 @@ from weft.checkpoints import bundled, hub, hub_client, save_model_dir
 from weft.checkpoints.resolve import find_model
 from weft.cli.app import main
 from weft.data import eval_transform, open_image
-from weft.deploy.select import candidates
 from weft.errors import CheckpointError, DataError, UsageError
-from weft.inference import Predictor, evaluate, explain_run, export_run, predict
+from weft.inference import Predictor, TorchModel, evaluate, explain_run, export_run, predict
 from weft.inference.inputs import class_number, match_imagenet
 from weft.models.base import Backbone
 from weft.models.imagenet import imagenet_classes, recognized
@@ -259,9 +258,7 @@ def test_predictions_of_absent_classes_are_errors_among_all_only(
             return logits
 
     names = imagenet_classes(1000).names  # type: ignore[union-attr]
-    monkeypatch.setattr("weft.inference.predictor._export", lambda run, is_fixed: None)
-    monkeypatch.setattr("weft.inference.predictor.find_model", lambda run: run)
-    monkeypatch.setattr("weft.deploy.exported.open_found", lambda found: (Prefers(), names))
+    monkeypatch.setattr("weft.inference.predictor.open_model", lambda run, **how: TorchModel(Prefers(), names))
     (tmp_path / "real.json").write_text(json.dumps({"0": [HEN], "1": [HEN, TENCH], "2": [TENCH]}))
     photos = class_folders(tmp_path / "photos", FOLDERS["id"])
     result = evaluate("any", photos, real_labels=tmp_path / "real.json", quiet=True)
@@ -329,7 +326,7 @@ def test_an_export_has_the_names_and_matches_them(tmp_path: Path) -> None:
     with pytest.raises(
         UsageError, match=rf"runtime onnx needs an export; .* weft export {SMALL} {SMALL}-onnx --format"
     ):
-        candidates(SMALL, "onnx")
+        Predictor.open(SMALL, runtime="onnx")
 
 
 def test_a_service_of_a_public_model() -> None:

@@ -19,10 +19,10 @@ from tests.helpers import NANO, images, lively
 from weft.checkpoints import load_model_dir, save_model_dir
 from weft.cli import main
 from weft.data import open_data
-from weft.deploy import export, open_model
+from weft.deploy import export
 from weft.errors import CheckpointError, UsageError
 from weft.grid import Grid
-from weft.inference import explain_files, explain_run
+from weft.inference import Predictor, explain_files, explain_run, open_model
 from weft.interpret import explain, gradcam
 from weft.interpret.maps import attention_maps, rollout
 from weft.layers.attention import AttentionLayer, record_attention
@@ -450,7 +450,7 @@ def test_an_export_looks_where_its_model_looked(name, format, tmp_path):
     export(model, tmp_path / "out", format=format)
     picture = one(model)
     want = explain(model, picture, grad_cam=False)
-    found = explain(open_model(tmp_path / "out")[0], picture, grad_cam=False)
+    found = Predictor(open_model(tmp_path / "out")).explain(picture)
     np.testing.assert_allclose(found.probabilities, want.probabilities, atol=1e-4)
     assert found.attention.keys() == want.attention.keys()
     for level, fmap in want.attention.items():
@@ -476,7 +476,7 @@ def test_what_cannot_be_explained_says_so(tmp_path):
         explain(model, one(model), label=5)
     export(model, tmp_path / "out", format="onnx")
     with pytest.raises(UsageError, match="Grad-CAM needs gradients, which an export does not have"):
-        explain(open_model(tmp_path / "out")[0], one(model))
+        Predictor(open_model(tmp_path / "out")).explain(one(model), grad_cam=True)
     with record_attention() as weights, torch.no_grad():
         model(images(model, 1))
     with pytest.raises(UsageError, match="got ResNet"):

@@ -22,8 +22,8 @@ from weft.bench.speed import SpeedRow
 from weft.checkpoints import load_model_dir, save_model_dir
 from weft.cli import main
 from weft.data import SplitPlan, open_data
-from weft.deploy import open_model
 from weft.errors import DataError, UsageError
+from weft.inference import open_model
 from weft.intervals import Estimate
 from weft.recipes import Recipe, load_recipe
 from weft.study import candidates, compare, engine, forms, halving, load_study, protocol, stages
@@ -235,8 +235,8 @@ def test_every_form_is_measured_once(tmp_path):
     assert number.megabytes == pytest.approx(result.megabytes)
     assert whole.megabytes < number.megabytes
     assert all(each.images_per_second >= 1000 / each.latency_ms * 0.5 for each in (number, whole))
-    exported, names = open_model(tmp_path / "exports" / "levit")
-    assert (exported.precision, names) == ("int8", [str(digit) for digit in range(10)])
+    info = open_model(tmp_path / "exports" / "levit").info
+    assert (info.precision, info.label_names) == ("int8", [str(digit) for digit in range(10)])
     held_out = evaluate(tmp_path / "exports" / "levit", "digits", limit=160, quiet=True)
     assert held_out.top1 == pytest.approx(whole.top1)
     kept = (tmp_path / "forms.json").stat().st_mtime_ns

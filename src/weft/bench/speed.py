@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from weft.bench.worker_process import OutOfMemoryError, WorkerProcess
-from weft.checkpoints.config import read_config
 from weft.checkpoints.resolve import is_path, model_dir
+from weft.deploy.choosing import exports_in
 from weft.errors import UsageError
 from weft.memory import available_gib
 from weft.models.families import check_name
@@ -109,7 +109,7 @@ def speed(
     """
     _check_choices(backends, precisions, batch_sizes, rounds, threads, device)
     names = [str(model) for model in models]
-    exports = {name for name in names if is_path(name) and "artefact" in read_config(model_dir(name))}
+    exports = {name for name in names if is_path(name) and exports_in(model_dir(name))}
     if exports and device == "cuda":
         raise UsageError(f"Exports run on the CPU; got {min(exports)} with device cuda. Measure it with --device cpu.")
     for name in names:

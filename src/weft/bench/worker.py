@@ -21,9 +21,13 @@ from torch import Tensor, nn
 
 from weft.bench.worker_process import OutOfMemoryError, Subject
 from weft.checkpoints.hub import create_model
+from weft.checkpoints.model_dir import load_model_dir
 from weft.checkpoints.resolve import is_path, model_dir
-from weft.deploy import ExportedModel, fold, open_model
+from weft.deploy import fold
+from weft.deploy.choosing import exports_in
 from weft.deploy.graphs import Cast, write_graph
+from weft.deploy.model import Model
+from weft.deploy.opening import open_export
 from weft.deploy.runtimes import run_file
 from weft.errors import UsageError, WeftError
 from weft.memory import is_out_of_memory, keep_memory, release_memory
@@ -45,15 +49,17 @@ def build(model: str, way: str, precision: str, device: str) -> Subject:
         WeftError: the model is unknown or cannot be loaded, or a package is missing.
     """
     network: Any
+    if is_path(model) and exports_in(folder := model_dir(model)):
+        export = open_export(folder)
+        size = export.info.pretrained_cfg["input_size"]
+        return Subject(_on_tensors(export), export.info.runtime, export.info.precision, device, size)
     if is_path(model):
-        network = open_model(model_dir(model), quiet=True)[0]
+        network = load_model_dir(model_dir(model))[0]
     else:
         torch.manual_seed(0)
         network = with_random_statistics(create_model(model)).eval()
     size = tuple(network.pretrained_cfg["input_size"])
     keep_memory()
-    if isinstance(network, ExportedModel):
-        return Subject(network, network.format, network.precision, device, size)
     return Subject(runnable(network.to(device), way, precision, size), way, precision, device, size)
 
 
@@ -78,12 +84,15 @@ def runnable(model: nn.Module, way: str, precision: str, size: tuple[int, ...]) 
     if way in ("onnx", "openvino"):
         file = Path(tempfile.mkdtemp()) / ("model.onnx" if way == "onnx" else "model.xml")
         write_graph(model, file, way, precision, size, noise(size) if precision == "int8" else ())
-        graph = run_file(file, way, precision)
-        return lambda images: torch.from_numpy(graph(images.numpy()))
+        return _on_tensors(run_file(file, way, precision))
     if precision == "bf16":
         model = Cast(copy.deepcopy(model), torch.bfloat16)
     # compiled for each batch size: with automatic dynamic shapes, the second size would get code for any size
     return torch.compile(model, dynamic=False) if way == "compiled" else model
+
+
+def _on_tensors(export: Model) -> Callable[[Tensor], Tensor]:
+    return lambda images: torch.from_numpy(export.run(images.numpy()).logits)
 
 
 def noise(size: Sequence[int]) -> Iterator[np.ndarray]:

@@ -18,6 +18,7 @@ from weft.models.families import VARIANTS, nearest_names
 timm: Any = LazyModule("timm")
 
 PREFIX = "hf-hub:"  # as in timm
+CHOICE = "chosen.json"  # in a directory of exports, of `weft export --format auto`
 GRAPHS = (".onnx", ".xml", ".pt2")  # files of a single export
 
 
@@ -55,7 +56,7 @@ def check_model(run: str | Path) -> None:
 
 
 def model_dir(run: str | Path) -> Path:
-    """Return the directory of a run (its best model), of a model directory (itself) or of a downloaded hub repository.
+    """Return the directory of a run (its best model), of a model or exports (itself) or of a downloaded hub repository.
 
     Raises:
         CheckpointError: there is no model directory, or it cannot be downloaded.
@@ -70,8 +71,10 @@ def model_dir(run: str | Path) -> Path:
 
 
 def local_model_dir(run: str | Path) -> Path | None:
-    """Return the model directory of a run (its best model) or of a model directory (itself); None: there is none."""
-    return next((path for path in (Path(run) / "best", Path(run)) if (path / CONFIG).is_file()), None)
+    """Return the model directory of a run (its best model), or a directory of a model or exports itself; None: none."""
+    path = Path(run)
+    places = ((path / "best", CONFIG), (path, CONFIG), (path, CHOICE))
+    return next((folder for folder, file in places if (folder / file).exists()), None)
 
 
 def is_path(run: str | Path) -> bool:

@@ -12,7 +12,7 @@ from weft.cli.options import flat, given, in_group, print_json, table
 from weft.deploy.formats import AUTO, FORMATS
 
 if TYPE_CHECKING:
-    from weft.deploy.choosing import ConsideredExport
+    from weft.deploy.verification import ConsideredExport
 
 
 @flat
@@ -54,12 +54,12 @@ def export(
 
         weft export runs/photos deploy/photos --format auto --data photos/
 
-        auto builds the exports that fit this machine, times them, and keeps the fastest that holds the accuracy
+        auto builds the exports that fit this machine and hold the accuracy, and times them. The fastest is used
         (chosen.json).
-        Formats: onnx (fp32, fp16, int8), openvino (fp32, fp16, bf16, int8) and torch (fp32, fp16, bf16), which is a
-        .pt2 file for use outside weft.
+        Formats: onnx (fp32, fp16, int8), openvino (fp32, fp16, bf16, int8) and torch (fp32, fp16, bf16), a .pt2 file
+        for use outside weft.
         int8 is calibrated on the training images of --data. An export that loses more than --max-drop points of top-1
-        on the held-out images, significantly, is deleted, and the exit code is 7.
+        on the held-out images, and more than one image, is deleted, and the exit code is 7.
     """
     from weft.inference.exports import BATCH_SIZES, export_run
     from weft.progress import say
@@ -78,7 +78,7 @@ def export(
     if output.json:
         print_json(report.as_dict())
         return 0
-    from weft.deploy.choosing import PACKAGES, precision_note
+    from weft.deploy.formats import PACKAGES, precision_note
     from weft.intervals import accuracy_text
     from weft.processor import bf16_note
 
@@ -93,7 +93,7 @@ def export(
         print(report.drop_text(max_drop))
     if not report.candidates:
         if report.format in PACKAGES:
-            text = precision_note(report.format, report.precision, report.time_to_fp32)
+            text = precision_note(report.format, report.precision)
         else:
             text = bf16_note("cpu", report.precision)
         if text is not None:

@@ -1,326 +1,344 @@
-"""Choose the fastest way to run a model by measurement, and remember the choice per machine.
+"""Choose the fastest of several models by measurement, and remember the choice per machine.
 
-A directory of `weft export --format auto` holds the chosen export, the other exports that passed their verification in
-`candidates/`, and `chosen.json`: the machine, and the time of every candidate on it. Another machine measures again
-and stores its choice in the cache directory, since the directory may be read-only. `weft serve RUN` also
-stores there which of a model and its exports is the fastest.
+A directory of `weft export --format auto` holds an export per format and precision, and `chosen.json`: the fastest one,
+the machine that measured, and its times. Another machine measures again, and stores its choice in the cache directory,
+since the directory may be read-only. The exports in or next to a model directory are chosen from in the same way.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
-import importlib.util
 import itertools
+import json
 import math
 import os
-import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, Field, TypeAdapter
-from pydantic.dataclasses import dataclass
+import numpy as np
+from pydantic import Field, TypeAdapter
+from typing_extensions import TypedDict
 
-from weft.checkpoints.config import CONFIG, read_config
+from weft.checkpoints.config import CONFIG, PREPROCESSING, WEIGHTS, read_config
+from weft.checkpoints.resolve import CHOICE
+from weft.deploy.formats import MAX_BATCH, MAX_SIZES, runs_int8
+from weft.deploy.model import Model
 from weft.errors import CheckpointError, StorageError, UsageError, WeftError
 from weft.files import cache_file, sha256_of, write_file
-from weft.processor import cpu_flags, cpu_name, has_bf16, has_int8, limits, num_threads, onednn_flags, processor_class
+from weft.models.contract import preprocessing
+from weft.processor import cpu_flags, cpu_name, has_bf16, limits, num_threads, processor_class
+from weft.progress import Work
 from weft.reading import read_json
-from weft.text import reason_of
+from weft.text import printable, reason_of
 
-FILE, FOLDER = "chosen.json", "candidates"
-VARIABLE = "WEFT_CHOICE"  # prefix of environment variables with choices that are not stored in the cache directory
-_for_children: set[str] = set()  # those that this process has set
-Format = Literal["openvino", "onnx"]
-Precision = Literal["fp32", "bf16", "int8"]
-KINDS: tuple[tuple[Format, Precision], ...] = (
-    *(("openvino", "fp32"), ("openvino", "bf16"), ("openvino", "int8")),
-    *(("onnx", "fp32"), ("onnx", "int8")),
-)
-PACKAGES = {"openvino": "openvino", "onnx": "onnxruntime"}
+M = TypeVar("M", bound=Model)
 DISTRIBUTIONS = ("openvino", "onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml")
 BATCH_SIZES = (1, 16)
-MAX_BATCH, MAX_SIZES = 4096, 64
 ROUNDS = 9  # turns per batch size
 MIN_ROUNDS, SECONDS = 3, 2.0  # after this time, no more than so many turns are started
-MAX_SECONDS = 30.0  # of a measurement on another machine; batch sizes that would take longer are left out
+MAX_SECONDS = 30.0  # of a measurement that nobody asked for; batch sizes that would take longer are left out
 MAX_BYTES = 1 << 20  # of chosen.json
 
-Text = Annotated[str, Field(max_length=2000)]
-Short = Annotated[str, Field(max_length=200)]
+Short = Annotated[str, Field(max_length=2000)]
+Name = Annotated[str, Field(pattern="^(openvino|onnx)-(fp32|bf16|int8)$")]
+BatchSize = Annotated[int, Field(ge=1, le=MAX_BATCH)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
-def _batch_size(text: str) -> str:
-    if not re.fullmatch("[1-9][0-9]{0,3}", text) or int(text) > MAX_BATCH:
-        raise ValueError(f"a batch size must be from 1 to {MAX_BATCH}")
-    return text
+class Choice(TypedDict):
+    """Contents of chosen.json: directory of the fastest export, `machine()` of the machine that measured, and the
+    median time of a batch in seconds, by export and batch size."""
 
-
-BatchSize = Annotated[str, AfterValidator(_batch_size)]
-
-
-@dataclass(frozen=True)
-class Machine:
-    """Properties of a machine that decide which candidate is the fastest.
-
-    Attributes:
-        processor: name of the processor; None where it is not known.
-        processor_class: see `weft.processor.processor_class`.
-        flags: instruction sets.
-        limits: environment variables that limit the instruction set.
-        versions: of the inference runtimes; one that is not installed is absent.
-        threads: number of threads of the runtimes; None in files of earlier versions.
-    """
-
-    processor: Short | None
-    processor_class: Short
-    flags: Annotated[tuple[Short, ...], Field(max_length=64)]
-    limits: Annotated[dict[Short, Short], Field(max_length=16)]
-    versions: Annotated[dict[Short, Short], Field(max_length=16)]
-    threads: Annotated[int, Field(ge=1)] | None = None
+    chosen: Name
+    machine: Short
+    seconds: dict[Name, Annotated[dict[BatchSize, Seconds], Field(max_length=MAX_SIZES)]]
 
 
 @dataclass(frozen=True)
-class ConsideredExport:
-    """An export that was considered.
+class Candidate:
+    """A model or an export to choose from.
 
     Attributes:
-        format, precision: of the export.
-        refused: reason why it was not built, or failed its verification; None if it passed.
-        seconds: median time of a batch, by batch size; empty if it was refused.
-        difference: largest difference of logits from the model, relative to the largest logit; None if refused.
-        top1: accuracy on the held-out images in percent; None without labelled images.
+        path: its directory.
+        runtime: `torch`, `onnx` or `openvino`.
+        precision: number format.
     """
 
-    format: Format
-    precision: Precision
-    refused: Text | None = None
-    seconds: Annotated[dict[BatchSize, Seconds], Field(max_length=64)] = Field(default_factory=dict)
-    difference: Number | None = None
-    top1: Number | None = None
+    path: Path
+    runtime: str
+    precision: str
 
     @property
     def name(self) -> str:
-        """Name of the directory in `candidates/`."""
-        return f"{self.format}-{self.precision}"
+        """Runtime and precision, as in the name of the directory of an export of format auto."""
+        return f"{self.runtime}-{self.precision}"
 
 
-@dataclass(frozen=True)
-class Choice:
-    """Contents of chosen.json.
-
-    Attributes:
-        version: of the format, 1.
-        machine: the machine that measured.
-        candidates: all that were considered.
-        chosen: name of the fastest, which is the export in the directory itself.
-    """
-
-    version: Literal[1]
-    machine: Machine
-    candidates: Annotated[tuple[ConsideredExport, ...], Field(max_length=len(KINDS))]
-    chosen: Short
-
-    @property
-    def batch_sizes(self) -> tuple[int, ...]:
-        """Batch sizes at which the candidates were timed, ascending."""
-        return tuple(sorted({int(size) for one in self.candidates for size in one.seconds})) or BATCH_SIZES
+class BatchError(UsageError):
+    """A model cannot run a batch, mostly for lack of memory at this time."""
 
 
-@dataclass(frozen=True)
-class _Remembered:
-    chosen: Annotated[str, Field(max_length=5000)]
-
-
-def machine(threads: int | None = None) -> Machine:
-    """Return this machine.
+def machine(threads: int | None = None) -> str:
+    """Describe all of this machine that decides which export is the fastest: processor, runtimes, number of threads.
 
     Args:
         threads: number of threads of the runtimes; None for `weft.processor.num_threads`.
     """
-    versions = {}
+    versions = []
     for name in DISTRIBUTIONS:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions.append(f"{name} {importlib.metadata.version(name)}")
+    limited = [f"{name}={value[:200]}" for name, value in limits().items()]
+    processor = [str(cpu_name()), processor_class(), " ".join(cpu_flags())]
+    return printable("; ".join([*processor, *limited, *versions, f"{threads or num_threads()} threads"]))
+
+
+def exports_in(folder: Path, log: Callable[[str], None] = lambda text: None) -> list[Candidate]:
+    """Return the exports of a directory: itself, or those of a directory of format auto; none of another directory.
+
+    Args:
+        folder: a directory.
+        log: called with a message for every export that is skipped.
+
+    Raises:
+        CheckpointError: config.json or chosen.json is damaged.
+    """
+    if (folder / CHOICE).exists():
+        return _exports_of(folder / read_choice(folder)["chosen"], [folder], log)
+    artefact = read_config(folder).get("artefact")
+    return [] if artefact is None else [Candidate(folder, artefact["format"], artefact["precision"])]
+
+
+def exports_of(model: Path, log: Callable[[str], None] = lambda text: None) -> list[Candidate]:
+    """Return the exports in or next to a model directory that can replace the model, as expected of their speed.
+
+    An export is taken if it was made from the same weights, has the same architecture, classes and preprocessing, and
+    belongs to the same user.
+
+    Args:
+        model: a model directory.
+        log: called with a message for every export that is skipped.
+
+    Raises:
+        CheckpointError: config.json of the model is damaged.
+    """
+    parent = model.parent if model.name not in ("", "..") else Path(os.path.abspath(model)).parent
+    return _exports_of(model, [model, parent, parent / "exports"], log)
+
+
+def _exports_of(model: Path, places: Sequence[Path], log: Callable[[str], None]) -> list[Candidate]:
+    """Return the exports below `places` of the weights of `model`, which is a model directory or an export."""
+    config, exports, weights = read_config(model), dict[str, Candidate](), None
+    for path in _folders(places):
+        name = printable(str(path))
         try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
+            if not (path / CONFIG).is_file() or "artefact" not in (other := read_config(path)):
+                continue
+            if _identity(other) != _identity(config):
+                continue  # of another model
+            if (path / CONFIG).stat().st_uid != (model / CONFIG).stat().st_uid:
+                log(f"the export {name} is skipped: it belongs to another user than the model.")
+                continue
+        except OSError:  # not readable, as /root next to /model in a container
             continue
-    return Machine(cpu_name(), processor_class(), cpu_flags(), limits(), versions, threads or num_threads())
+        except CheckpointError as error:
+            log(f"the directory {name} is skipped: {error}")
+            continue
+        weights, artefact = weights or _weights_hash(model, config), other["artefact"]
+        if artefact.get("weights_sha256") != weights:
+            log(
+                f"the export {name} is skipped: it does not record that it was made from these weights. Export the"
+                " model again, or serve the export by its own path."
+            )
+            continue
+        candidate = Candidate(path, artefact["format"], artefact["precision"])
+        exports[candidate.name] = candidate
+    return [exports[name] for kind in expected_order() if (name := "-".join(kind)) in exports]
 
 
-def check_batch_sizes(batch_sizes: Sequence[int]) -> None:
-    """Check the batch sizes at which candidates are timed.
-
-    Raises:
-        UsageError: there is none, there are more than MAX_SIZES, or one is not from 1 to MAX_BATCH.
-    """
-    if len(set(batch_sizes)) > MAX_SIZES:
-        raise UsageError(f"batch_sizes must be at most {MAX_SIZES} numbers; got {len(set(batch_sizes))}.")
-    wrong = [size for size in batch_sizes if type(size) is not int or not 1 <= size <= MAX_BATCH]
-    if wrong or not batch_sizes:
-        raise UsageError(f"batch_sizes must be whole numbers from 1 to {MAX_BATCH}; got {wrong or 'none'}.")
+def _folders(places: Sequence[Path]) -> Iterator[Path]:
+    """Yield the directories in which an export may be: those in `places`, and in directories of format auto there."""
+    for folder in sorted({folder for place in places for folder in place.glob("*/")}):
+        with contextlib.suppress(OSError):  # not readable
+            if folder.name.startswith("."):  # .NAME.PID.part is not verified yet
+                continue
+            yield from sorted(folder.glob("*/")) if (folder / CHOICE).is_file() else [folder]
 
 
-def check_runtimes() -> None:
-    """Check that an inference runtime is installed.
+def _weights_hash(model: Path, config: dict[str, Any]) -> str:
+    """Return the hash that an export of this model records for its weights."""
+    if "artefact" in config:
+        return str(config["artefact"].get("weights_sha256"))
+    known = config.get("weights_sha256")
+    try:
+        sha256 = sha256_of(model / WEIGHTS)
+    except FileNotFoundError:  # a run that was copied with its exports alone
+        return str(known)
+    if sha256 == known:
+        return sha256
+    from weft.checkpoints.model_dir import load_model_dir, weights_sha256  # imports torch
 
-    Raises:
-        UsageError: none is.
-    """
-    if all(importlib.util.find_spec(package) is None for package in PACKAGES.values()):
-        raise UsageError(
-            "format auto needs an inference runtime, openvino or onnxruntime; none is installed. Run: pip install"
-            " 'weft-vision[deploy]'"
-        )
-
-
-def unsuitable(format: str, precision: str, *, has_data: bool) -> str | None:
-    """Return why an export cannot be built or cannot be fast here; None if it can."""
-    if importlib.util.find_spec(PACKAGES[format]) is None:
-        return f"{PACKAGES[format]} is not installed"
-    if precision == "bf16" and not has_bf16():
-        return "this processor emulates bf16" if cpu_flags() else "whether this processor has bf16 is not known"
-    if precision == "int8" and not has_data:
-        return "int8 is calibrated on images; none were given"
-    return None
+    return weights_sha256(load_model_dir(model)[0])
 
 
-def precision_note(format: str, precision: str, time_to_fp32: float | None = None) -> str | None:
-    """Return a note on an export in a precision for which this processor has no instructions; None if it has them.
-
-    Args:
-        format, precision: of the export, which OpenVINO or ONNX Runtime runs.
-        time_to_fp32: measured time of an image relative to the same export in fp32; None if it was not measured.
-    """
-    if precision == "bf16" and cpu_flags() and not has_bf16():
-        return (
-            "This processor has no bf16 instructions: OpenVINO computes this export in fp32 here, so its verification"
-            " shows no error of bf16."
-        )
-    if precision == "int8" and cpu_flags() and not _has_int8(format):
-        text = "can be slower than fp32"
-        if time_to_fp32 is not None:
-            text = f"takes {time_to_fp32:.2f} times as long as fp32 here. --format auto chooses the faster one"
-        return f"This processor has no int8 instructions (VNNI): int8 {text}."
-    return None
-
-
-def saturation_note(config: dict[str, Any]) -> str | None:
-    """Return a warning if an int8 export has sums that saturate on this processor; None otherwise.
-
-    Args:
-        config: config.json of the export, or of a model.
-    """
-    artefact = config.get("artefact", {})
-    if artefact.get("precision") != "int8" or artefact.get("weight_bits", 8) < 8:
-        return None
-    is_x86 = "avx2" in cpu_flags() or "avx512f" in cpu_flags()
-    if not is_x86 or _has_int8(artefact.get("format", "")):
-        return None
-    return (
-        "This int8 export has weights of 8 bits, whose sums saturate on processors without VNNI, such as this one:"
-        " its predictions are less accurate than they were when it was made. Export the model again."
-    )
+def _identity(config: dict[str, Any]) -> str:
+    """Return the settings that an export must share with its model, as text."""
+    cfg = {key: config["pretrained_cfg"].get(key) for key in PREPROCESSING}
+    parts = [config["architecture"], config["model_args"], config["num_classes"], config["label_names"], cfg]
+    return json.dumps(parts, sort_keys=True)
 
 
 def expected_order() -> list[tuple[str, str]]:
     """Return formats and precisions by the speed that this class of processors leads to expect; ties go by it."""
 
-    def rank(format: str, precision: str) -> int:
+    def rank(kind: tuple[str, str]) -> int:
+        format, precision = kind
         if precision == "int8":
-            return 0 if _has_int8(format) else 3
+            return 0 if runs_int8(format) else 3
         return 1 if precision == "bf16" and has_bf16() else 2
 
-    kinds = itertools.product(("openvino", "onnx"), ("fp32", "bf16", "fp16", "int8"))
-    return sorted(kinds, key=lambda kind: rank(*kind))
+    return sorted(itertools.product(("openvino", "onnx"), ("fp32", "bf16", "fp16", "int8")), key=rank)
 
 
-def _has_int8(format: str) -> bool:
-    return has_int8(cpu_flags() if format == "onnx" else onednn_flags())
-
-
-def time_calls(
-    calls: Mapping[str, Callable[[int], object]], batch_sizes: Sequence[int] = BATCH_SIZES
-) -> dict[str, dict[int, float]]:
-    """Return the median time of a batch in seconds, by name and batch size.
+def fastest(
+    candidates: Sequence[Candidate],
+    open: Callable[[Candidate], M],
+    batch_sizes: Sequence[int],
+    *,
+    settings: Sequence[object] = (),
+    known: str | None = None,
+    log: Callable[[str], None] = lambda text: None,
+) -> M:
+    """Open the fastest of several models. The first call on a machine times them; the choice is stored in the cache.
 
     Args:
-        calls: functions that compute a batch of the given size; they take turns, so that other load on the machine
-            slows all of them. The first call of a turn is not timed: it follows another function, whose data are in
-            the caches, and whose threads may still wait actively.
+        candidates: at least one, as expected of their speed.
+        open: loads one.
         batch_sizes: numbers of images.
+        settings: anything else that the choice depends on, such as the number of threads. Read that once for all: torch
+            can change it when it is imported.
+        known: name of the candidate that is known to be the fastest here.
+        log: called with a message for every candidate that is skipped, and with the times.
+
+    Raises:
+        WeftError: no candidate can be opened.
     """
-    medians: dict[str, dict[int, float]] = {name: {} for name in calls}
-    for size in batch_sizes:
-        for call in calls.values():
-            call(size)  # compiles the graph for this size
-        times: dict[str, list[float]] = {name: [] for name in calls}
-        start = time.perf_counter()
-        for turn in range(ROUNDS):
-            if turn >= MIN_ROUNDS and time.perf_counter() - start > SECONDS:
-                break
-            for name, call in calls.items():
-                call(size)
-                begin = time.perf_counter()
-                call(size)
-                times[name].append(max(time.perf_counter() - begin, 1e-9))
-        for name, values in times.items():
-            medians[name][size] = median(values)
-    return medians
+    if len(candidates) == 1:
+        return open(candidates[0])
+    key = _key(candidates, batch_sizes, settings)
+    by_name = {candidate.name: candidate for candidate in candidates}
+    if (known := known or recall(key)) in by_name:
+        with contextlib.suppress(WeftError):  # damaged since then: measured again
+            return open(by_name[known])
+    opened: dict[str, M] = {}
+    errors: list[WeftError] = []
+    for candidate in candidates:
+        try:
+            opened[candidate.name] = open(candidate)
+        except WeftError as error:  # its runtime is not installed here, or it is damaged
+            errors.append(error)
+            log(f"{printable(str(candidate.path))} is skipped: {error}")
+    if not opened:
+        raise errors[0]
+    chosen = next(iter(opened))
+    if len(opened) > 1:
+        seconds, reasons = time_in_turns(opened, batch_sizes, MAX_SECONDS)
+        if not all(seconds.values()):
+            log(f"the models cannot be timed here ({next(iter(reasons.values()))}); {chosen} is used.")
+            return opened[chosen]
+        chosen = quickest(seconds)
+        log(f"measured on this machine: {speeds_text(seconds)}. {chosen} is used.")
+    if not any(isinstance(error, (CheckpointError, BatchError)) for error in errors):  # which may pass
+        remember(key, chosen)
+    return opened[chosen]
 
 
-def time_sizes(
-    calls: Mapping[str, Callable[[int], object]],
-    batch_sizes: Iterable[int],
-    left_out: Callable[[int, str], None],
-    max_seconds: float = math.inf,
-) -> dict[str, dict[int, float]]:
-    """Return the times of `time_calls` at all batch sizes, ascending, except those that cannot be timed.
+def run_blank(model: Model, count: int) -> None:
+    """Run a batch of blank images.
+
+    Raises:
+        BatchError: the model fails.
+    """
+    try:
+        model.run(np.zeros((count, *preprocessing(model.info)["input_size"]), np.float32))
+    except WeftError:
+        raise
+    except Exception as error:  # mostly too little memory; each runtime has its own exception types
+        raise BatchError(
+            f"The model must run with batches of {count} images; it fails ({type(error).__name__}: {reason_of(error)})."
+            " Lower --max-batch."
+        ) from error
+
+
+def time_in_turns(
+    models: Mapping[str, Model], batch_sizes: Sequence[int], max_seconds: float = math.inf
+) -> tuple[dict[str, dict[int, float]], dict[int, str]]:
+    """Time batches of blank images.
 
     Args:
-        calls, batch_sizes: as for `time_calls`.
-        left_out: called with a batch size that is left out, and the reason.
-        max_seconds: batch sizes that would take longer in total are left out.
+        models: by name; they take turns, so that other load on the machine slows all of them.
+        batch_sizes: numbers of images, timed in ascending order.
+        max_seconds: batch sizes that would take longer in total are left out, before a batch of them runs.
+
+    Returns:
+        seconds: median time of a batch, by name and batch size.
+        reasons: why a batch size is left out.
     """
-    seconds: dict[str, dict[int, float]] = {name: {} for name in calls}
-    begin, per_image = time.perf_counter(), 0.0 if math.isinf(max_seconds) else _seconds_per_image(calls.values())
-    for size in sorted(set(batch_sizes)):
-        expected = size * per_image * (2 * MIN_ROUNDS + 1)  # the first call of each turn is not timed
-        if time.perf_counter() - begin + expected > max_seconds:
-            left_out(size, "its measurement would take too long")
-            continue
-        try:
-            times = time_calls(calls, (size,))
-        except WeftError:
-            raise
-        except Exception as error:  # too little memory; each runtime has its own exception types
-            left_out(size, reason_of(error))
-            continue
-        for name, row in times.items():
-            seconds[name] |= row
-        per_image = sum(row[size] for row in seconds.values()) / size
-    return seconds
+    seconds: dict[str, dict[int, float]] = {name: {} for name in models}
+    reasons: dict[int, str] = {}
+    begin, per_image = time.perf_counter(), 0.0
+    with Work("timing the models"):
+        if not math.isinf(max_seconds):
+            with contextlib.suppress(BatchError):  # the measurement that follows reports it
+                per_image = [_seconds(lambda: [run_blank(model, 1) for model in models.values()]) for _ in "12"][1]
+        for size in sorted(set(batch_sizes)):
+            expected = size * per_image * (2 * MIN_ROUNDS + 1)
+            if time.perf_counter() - begin + expected > max_seconds:
+                reasons[size] = "its measurement would take too long"
+                continue
+            try:
+                medians = _medians(models, size)
+            except BatchError as error:
+                reasons[size] = reason_of(error.__cause__ or error)
+                continue
+            for name, value in medians.items():
+                seconds[name][size] = value
+            per_image = sum(medians.values()) / size
+    return seconds, reasons
 
 
-def _seconds_per_image(calls: Iterable[Callable[[int], object]]) -> float:
-    """Return the time of one image in all functions; 0 if one of them fails."""
-    begin = 0.0
-    try:
-        for _ in range(2):  # the first compiles the graph for one image
-            begin = time.perf_counter()
-            for call in calls:
-                call(1)
-    except Exception:  # the measurement that follows reports it
-        return 0.0
+def _medians(models: Mapping[str, Model], size: int) -> dict[str, float]:
+    """Return the median time of a batch of each model.
+
+    The first call of a turn is not timed: it follows another model, whose data are in the caches, and whose threads may
+    still wait actively.
+    """
+    for model in models.values():
+        run_blank(model, size)  # compiles the graph for this size
+    times: dict[str, list[float]] = {name: [] for name in models}
+    start = time.perf_counter()
+    for turn in range(ROUNDS):
+        if turn >= MIN_ROUNDS and time.perf_counter() - start > SECONDS:
+            break
+        for name, model in models.items():
+            run_blank(model, size)
+            times[name].append(max(_seconds(lambda model=model: run_blank(model, size)), 1e-9))
+    return {name: median(values) for name, values in times.items()}
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    call()
     return time.perf_counter() - begin
 
 
-def fastest(seconds: Mapping[str, Mapping[int, float]]) -> str:
+def quickest(seconds: Mapping[str, Mapping[int, float]]) -> str:
     """Return the name with the least geometric mean of the times over the batch sizes; of equal ones the first."""
     return min(seconds, key=lambda name: sum(math.log(value) for value in seconds[name].values()))
 
@@ -339,91 +357,36 @@ def read_choice(folder: Path) -> Choice:
         CheckpointError: it is missing, too large or not in the format that weft writes.
     """
     try:
-        return read_json(folder / FILE, Choice, max_bytes=MAX_BYTES)
+        return read_json(folder / CHOICE, Choice, max_bytes=MAX_BYTES)
     except CheckpointError as error:
-        raise CheckpointError(
-            f"{error} Export the model again, or delete {FILE} to use the export in the directory itself."
-        ) from error
+        raise CheckpointError(f"{error} Export the model again, or pass one of the exports in {folder}.") from error
 
 
 def write_choice(folder: Path, choice: Choice) -> None:
     """Write chosen.json."""
-    write_file(folder / FILE, TypeAdapter(Choice).dump_json(choice, indent=2).decode() + "\n")
+    write_file(folder / CHOICE, TypeAdapter(Choice).dump_json(choice, indent=2).decode() + "\n")
 
 
-def exports_in(folder: Path, choice: Choice) -> dict[str, Path]:
-    """Return the exports that passed their verification, by name; the chosen one is in the directory itself.
-
-    A directory in `candidates/` is used if it has the same weights, classes and preprocessing as the chosen export.
-    """
-    config = read_config(folder)
-    exports = {kind_of(config): folder}
-    for candidate in choice.candidates:
-        path = folder / FOLDER / candidate.name
-        try:
-            if candidate.refused is not None or not (path / CONFIG).is_file():
-                continue
-            other = read_config(path)
-        except (CheckpointError, OSError):  # damaged, or not readable: the others remain
-            continue
-        if "artefact" in other and kind_of(other) == candidate.name and is_same_model(other, config):
-            exports.setdefault(candidate.name, path)
-    return {name: exports[name] for kind in expected_order() if (name := "-".join(kind)) in exports} or exports
-
-
-def is_same_model(export: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Return whether two exports were made from the same weights, with the same classes and preprocessing."""
-    keys = ("architecture", "model_args", "num_classes", "label_names", "pretrained_cfg")
-    weights = [config["artefact"].get("weights_sha256") for config in (export, other)]
-    return weights[0] == weights[1] and all(export.get(key) == other.get(key) for key in keys)
-
-
-def recall(paths: Iterable[Path], *settings: object) -> str | None:
-    """Return the choice of this machine among models or exports, by its name; None if it has not measured them.
-
-    Args:
-        paths: their directories, in any order.
-        settings: anything else that the choice depends on, such as the number of threads.
-    """
-    key = _key(paths, settings)
+def recall(key: str) -> str | None:
+    """Return the name of the candidate that this machine chose; None if it has not measured."""
     file = cache_file("choices", f"{key}.json")
     try:
-        if file is not None:
-            return read_json(file, _Remembered, max_bytes=MAX_BYTES).chosen
+        return None if file is None else read_json(file, dict[str, Short], max_bytes=MAX_BYTES).get("chosen")
     except CheckpointError:  # missing or damaged: measured again
-        pass
-    variable = f"{VARIABLE}_{key}"
-    return None if variable in _for_children else os.environ.pop(variable, None)
+        return None
 
 
-def remember(chosen: str, paths: Iterable[Path], *settings: object, is_final: bool = True) -> None:
-    """Store the choice of this machine for `recall`.
-
-    Args:
-        chosen, paths, settings: as for `recall`. Read a number of threads once for both: torch can change it when it is
-            imported.
-        is_final: store it in the cache directory. Otherwise, and where that cannot be written, the processes that this
-            one starts get it through the environment, for their first `recall`: all workers of a service begin alike.
-    """
-    key = _key(paths, settings)
-    file = cache_file("choices", f"{key}.json") if is_final else None
-    try:
+def remember(key: str, chosen: str) -> None:
+    """Store the choice of this machine for `recall`, where the cache directory can be written."""
+    file = cache_file("choices", f"{key}.json")
+    with contextlib.suppress(OSError, StorageError):
         if file is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
-            write_file(file, TypeAdapter(_Remembered).dump_json(_Remembered(chosen)).decode() + "\n")
-            return
-    except (OSError, StorageError):
-        pass
-    variable = f"{VARIABLE}_{key}"
-    _for_children.add(variable)
-    os.environ[variable] = chosen
+            write_file(file, json.dumps({"chosen": chosen}) + "\n")
 
 
-def _key(paths: Iterable[Path], settings: tuple[object, ...]) -> str:
-    parts = (replace(machine(), threads=None), sorted(sha256_of(path / CONFIG) for path in paths), settings)
+def _key(candidates: Sequence[Candidate], batch_sizes: Sequence[int], settings: Sequence[object]) -> str:
+    """Return a name for a choice, by the contents of the candidates, not by their paths."""
+    hashes = sorted((candidate.name, sha256_of(candidate.path / CONFIG)) for candidate in candidates)
+    parts = (machine(1), hashes, sorted(set(batch_sizes)), tuple(settings))  # the number of threads is a setting
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
-
-
-def kind_of(config: dict[str, Any]) -> str:
-    """Return format and precision of an export, as in the name of its directory in `candidates/`."""
-    return f"{config['artefact']['format']}-{config['artefact']['precision']}"

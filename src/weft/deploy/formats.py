@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import importlib.util
+from collections.abc import Sequence
 from pathlib import Path
 
 from weft.errors import UsageError
+from weft.processor import cpu_flags, has_bf16, has_int8, onednn_flags
 
 FORMATS = {  # and their precisions
     "onnx": ("fp32", "fp16", "int8"),
     "openvino": ("fp32", "fp16", "bf16", "int8"),
     "torch": ("fp32", "fp16", "bf16"),
-    "aotinductor": ("fp32", "bf16"),
 }
 AUTO = "auto"  # the fastest of several, by measurement
+KINDS = (
+    *(("openvino", "fp32"), ("openvino", "bf16"), ("openvino", "int8")),
+    *(("onnx", "fp32"), ("onnx", "int8")),
+)  # that it considers
+PACKAGES = {"openvino": "openvino", "onnx": "onnxruntime"}
+MAX_BATCH, MAX_SIZES = 4096, 64
 RUNTIMES = (AUTO, "torch", "openvino", "onnx")  # what a model or one of its exports can run in
 SUFFIXES = {".onnx": "onnx", ".xml": "openvino", ".pt2": "torch"}
 UNSUPPORTED = (".pt", ".pth", ".bin", ".engine", ".mlmodel", ".mlpackage", ".safetensors", ".tflite", ".torchscript")
@@ -54,7 +62,7 @@ def checked_format(
         )
     if not 0 <= max_drop <= 100:
         raise UsageError(f"max_drop must be from 0 to 100 points; got {max_drop}.")
-    if suffix in SUFFIXES and suffix != _SUFFIX[format]:
+    if suffix in SUFFIXES and SUFFIXES[suffix] != format:
         raise UsageError(
             f"format must match the suffix of {out}, {SUFFIXES[suffix]}; got {format}. Leave format out, or choose a"
             " directory."
@@ -62,4 +70,62 @@ def checked_format(
     return format
 
 
-_SUFFIX = {format: suffix for suffix, format in SUFFIXES.items()} | {"aotinductor": ".pt2"}
+def check_batch_sizes(batch_sizes: Sequence[int]) -> None:
+    """Check the batch sizes at which exports are timed.
+
+    Raises:
+        UsageError: there is none, there are more than MAX_SIZES, or one is not from 1 to MAX_BATCH.
+    """
+    if len(set(batch_sizes)) > MAX_SIZES:
+        raise UsageError(f"batch_sizes must be at most {MAX_SIZES} numbers; got {len(set(batch_sizes))}.")
+    wrong = [size for size in batch_sizes if type(size) is not int or not 1 <= size <= MAX_BATCH]
+    if wrong or not batch_sizes:
+        raise UsageError(f"batch_sizes must be whole numbers from 1 to {MAX_BATCH}; got {wrong or 'none'}.")
+
+
+def check_runtimes() -> None:
+    """Check that an inference runtime is installed.
+
+    Raises:
+        UsageError: none is.
+    """
+    if all(importlib.util.find_spec(package) is None for package in PACKAGES.values()):
+        raise UsageError(
+            "format auto needs an inference runtime, openvino or onnxruntime; none is installed. Run: pip install"
+            " 'weft-vision[deploy]'"
+        )
+
+
+def unsuitable(format: str, precision: str, *, has_data: bool) -> str | None:
+    """Return why an export cannot be built or cannot be fast here; None if it can."""
+    if importlib.util.find_spec(PACKAGES[format]) is None:
+        return f"{PACKAGES[format]} is not installed"
+    if precision == "bf16" and not has_bf16():
+        return "this processor emulates bf16" if cpu_flags() else "whether this processor has bf16 is not known"
+    if precision == "int8" and not has_data:
+        return "int8 is calibrated on images; none were given"
+    return None
+
+
+def precision_note(format: str, precision: str) -> str | None:
+    """Return a note on an export in a precision for which this processor has no instructions; None if it has them.
+
+    Args:
+        format, precision: of the export, which OpenVINO or ONNX Runtime runs.
+    """
+    if precision == "bf16" and cpu_flags() and not has_bf16():
+        return (
+            "This processor has no bf16 instructions: OpenVINO computes this export in fp32 here, so its verification"
+            " shows no error of bf16."
+        )
+    if precision == "int8" and cpu_flags() and not runs_int8(format):
+        return (
+            "This processor has no int8 instructions (VNNI): int8 can be slower than fp32. --format auto chooses the"
+            " faster one."
+        )
+    return None
+
+
+def runs_int8(format: str) -> bool:
+    """Return whether this processor has instructions for int8 that the runtime of a format uses."""
+    return has_int8(cpu_flags() if format == "onnx" else onednn_flags())

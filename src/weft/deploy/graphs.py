@@ -1,4 +1,4 @@
-"""Write a network as a file of a runtime: ONNX, OpenVINO, torch.export, AOTInductor; fp32, fp16, bf16 or int8."""
+"""Write a network as a file of a runtime: ONNX, OpenVINO, torch.export; fp32, fp16, bf16 or int8."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import importlib
 import io
 import logging
 import os
-import shutil
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -17,14 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from weft.deploy.onnx_runtime import import_onnx_runtime
-from weft.deploy.runtimes import Infer, openvino_core, run_file
-from weft.errors import UsageError, need
+from weft.deploy.runtimes import Infer, import_onnx_runtime, openvino_core, run_file
+from weft.errors import need
 from weft.processor import has_int8, onednn_flags
 
 NEEDS = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "openvino": ("openvino", "onnx", "onnxscript")}
 OPSET = 20
-COMPILERS = ("g++", "clang++", *([os.environ["CXX"]] if "CXX" in os.environ else []))
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 WEIGHT_BITS = 7  # of int8: see `quantized`
 MOVES = ("Reshape", "Transpose", "VariadicSplit", "Split", "Slice", "StridedSlice", "Squeeze", "Unsqueeze", "Gather")
@@ -49,17 +46,12 @@ class Cast(nn.Module):
 
 
 def check_tools(format: str, precision: str) -> None:
-    """Check that everything is installed that an export needs.
+    """Check that the packages are installed that an export needs.
 
     Raises:
-        UsageError: a package or a compiler that this format and precision need is not installed.
+        UsageError: one is not.
     """
     need("deploy", *NEEDS.get(format, ()), *(("nncf",) if (format, precision) == ("openvino", "int8") else ()))
-    if format == "aotinductor" and not any(shutil.which(name) for name in COMPILERS):
-        raise UsageError(
-            f"aotinductor needs a C++ compiler; none of {', '.join(COMPILERS)} was found. Install one, set the"
-            " environment variable CXX, or export to onnx or openvino."
-        )
 
 
 def write_graph(
@@ -83,17 +75,17 @@ def write_graph(
         A function from images (b c h w) to logits (b num_classes), float32 arrays.
 
     Raises:
-        UsageError: a package or a compiler is not installed.
+        UsageError: a package is not installed.
     """
     check_tools(format, precision)
-    if format in ("torch", "aotinductor"):
-        return _write_torch(network, file, format, precision, size)
+    if format == "torch":
+        return _write_torch(network, file, precision, size)
     if format == "onnx":
         converted = Cast(network, DTYPES[precision]) if precision == "fp16" else network
         _to_onnx(converted, file, size)
         if precision == "int8":
             quantize_onnx(file, calibration)
-        return run_file(file, format, precision, fixed=0)
+        return _infer(file, format, precision)
     openvino = importlib.import_module("openvino")
     onnx_file = file.with_name("between.onnx")
     _to_onnx(network, onnx_file, size)
@@ -102,7 +94,12 @@ def write_graph(
     if precision == "int8":
         graph = quantized(graph, calibration)
     openvino.save_model(graph, str(file), compress_to_fp16=precision == "fp16")
-    return run_file(file, format, precision, fixed=0)
+    return _infer(file, format, precision)
+
+
+def _infer(file: Path, format: str, precision: str) -> Infer:
+    model = run_file(file, format, precision, fixed=0)
+    return lambda images: model.run(images).logits
 
 
 def _to_onnx(network: nn.Module, file: Path, size: tuple[int, ...]) -> None:
@@ -125,20 +122,12 @@ def _to_onnx(network: nn.Module, file: Path, size: tuple[int, ...]) -> None:
     program.save(str(file), external_data=False)
 
 
-def _write_torch(network: nn.Module, file: Path, format: str, precision: str, size: tuple[int, ...]) -> Infer:
+def _write_torch(network: nn.Module, file: Path, precision: str, size: tuple[int, ...]) -> Infer:
     converted = network if precision == "fp32" else Cast(network, DTYPES[precision])
-    batch = torch.export.Dim("batch", min=1)
-    if format == "aotinductor":
-        batch = torch.export.Dim("batch", min=1, max=2**16)
-    program = torch.export.export(converted, (torch.zeros(2, *size),), dynamic_shapes=({0: batch},))
-    run: Any
-    if format == "torch":
-        torch.export.save(program, str(file))
-        run = program.module()
-    else:
-        with _quiet():
-            torch._inductor.aoti_compile_and_package(program, package_path=str(file))
-        run = torch._inductor.aoti_load_package(str(file))  # trusted: this process has compiled it
+    shapes = ({0: torch.export.Dim("batch", min=1)},)
+    program = torch.export.export(converted, (torch.zeros(2, *size),), dynamic_shapes=shapes)
+    torch.export.save(program, str(file))
+    run: Any = program.module()
 
     def infer(images: np.ndarray) -> np.ndarray:
         with torch.inference_mode():

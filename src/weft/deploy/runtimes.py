@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from weft import processor
-from weft.deploy.onnx_runtime import import_onnx_runtime
-from weft.errors import need
+from weft.deploy.model import ModelInfo, Outputs
+from weft.errors import UsageError, need
 
 Infer = Callable[[np.ndarray], np.ndarray]  # from images (b c h w) to logits (b num_classes), float32
-FILES = {
-    "onnx": ("model.onnx",),
-    "openvino": ("model.xml", "model.bin"),
-    "torch": ("model.pt2",),
-    "aotinductor": ("model.pt2",),
-}
+FILES = {"onnx": ("model.onnx",), "openvino": ("model.xml", "model.bin"), "torch": ("model.pt2",)}
 FIXED = 4  # number of batch sizes for which OpenVINO compiles a separate graph
 LARGEST = 64  # largest batch where OpenVINO has no graph for any batch size
 LINEAR_ONNX = ("Gemm", "MatMul")  # operators of a linear layer
@@ -28,107 +24,127 @@ AROUND_LINEAR = ("Add", "Cast", "QuantizeLinear", "DequantizeLinear")  # its bia
 RUNTIMES = {"onnx": "onnxruntime", "openvino": "openvino"}
 
 
-class LoadedGraph(Protocol):
-    """The graph of an export, loaded by its runtime.
-
-    Attributes:
-        has_features: whether `run_with_features` works: it was requested, and the graph ends in a linear classifier.
-    """
-
-    has_features: bool
-
-    def __call__(self, images: np.ndarray) -> np.ndarray:
-        """Return logits (b num_classes) of images (b c h w), float32."""
-        ...
-
-    def run_with_attention(self, images: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Return logits, and the outputs of all softmax nodes in order: the attention weights (b heads n m)."""
-        ...
-
-    def run_with_features(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return logits, and the inputs of the classifier (b features)."""
-        ...
-
-
 def run_file(
-    path: Path,
+    file: Path,
     format: str,
     precision: str,
     threads: int | None = None,
     fixed: int = FIXED,
     *,
     features: bool = False,
-) -> LoadedGraph:
+    info: ModelInfo | None = None,
+) -> OnnxModel | OpenVinoModel:
     """Load the file of an export into its runtime.
 
     Args:
-        path: the file; for OpenVINO the .xml.
+        file: for OpenVINO the .xml.
         format: `onnx` or `openvino`.
         precision: number format to compute in; `bf16` also for a file in float32, where the runtime supports it.
         threads: number of threads of the runtime; None for `weft.processor.num_threads`.
         fixed: number of batch sizes for which OpenVINO may compile a separate graph.
-        features: also output the inputs of the classifier, for `run_with_features`.
+        features: also compute the inputs of the classifier, if it is linear.
+        info: description of the model; None for one of format and precision alone.
     """
     need(format, RUNTIMES[format])
-    threads = threads or processor.num_threads()
+    threads, info = threads or processor.num_threads(), info or ModelInfo(runtime=format, precision=precision)
     if format == "onnx":
-        return OnnxGraph(path, threads, features)
-    return OpenVinoGraph(path, precision, threads, fixed, features)
+        return OnnxModel(file, info, threads, features)
+    return OpenVinoModel(file, info, threads, fixed, features)
 
 
-class OnnxGraph:
-    """A graph in ONNX Runtime; the first call of `run_with_attention` creates a second session, with more outputs."""
+def import_onnx_runtime() -> Any:
+    """Return the package onnxruntime, without its telemetry.
 
-    def __init__(self, path: Path, threads: int, features: bool = False) -> None:
-        self.path, self.threads = path, threads
-        graph = _onnx_with_features(path) if features else None
-        self.has_features = graph is not None
-        self.session = self._open_session(str(path) if graph is None else graph)
-        self.input = self.session.get_inputs()[0].name
-        self._with_attention: Any = None
+    Version 1.31 stores a device number in the user's cache directory when it is imported, and sends events to
+    Microsoft, unless a variable of the environment is set before.
+    """
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    return importlib.import_module("onnxruntime")
 
-    def __call__(self, images: np.ndarray) -> np.ndarray:
-        return self.session.run(None, {self.input: images})[0]
 
-    def run_with_attention(self, images: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Return logits and attention weights, as `LoadedGraph.run_with_attention`."""
-        if self._with_attention is None:
-            need("onnx", "onnx")
-            onnx = importlib.import_module("onnx")
-            graph = onnx.load(str(self.path))
-            for node in graph.graph.node:
-                if node.op_type == "Softmax":
-                    graph.graph.output.append(onnx.ValueInfoProto(name=node.output[0]))
-            self._with_attention = self._open_session(graph.SerializeToString())
-        logits, *weights = self._with_attention.run(None, {self.input: images})
-        return logits, weights
+class OnnxModel:
+    """An ONNX file in ONNX Runtime; the first request of attention creates a second session, with more outputs.
 
-    def run_with_features(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return logits and the inputs of the classifier, as `LoadedGraph.run_with_features`."""
-        logits, features = self.session.run(None, {self.input: images})
-        return logits, features
+    Attributes:
+        info: description of the model.
+        has_features: whether `run` can return features: they were requested, and the graph ends in a linear classifier.
+    """
 
-    def _open_session(self, graph: str | bytes) -> Any:
+    def __init__(self, file: Path, info: ModelInfo, threads: int, features: bool = False) -> None:
+        self.info, self._file, self._threads, self._features = info, file, threads, features
+        graph, self.has_features = _onnx_with(file, features=True) if features else (str(file), False)
+        self._session = self._opened(graph)
+
+    def run(self, images: np.ndarray, *, features: bool = False, attention: bool = False) -> Outputs:
+        """Run one forward pass, as `weft.deploy.model.Model.run`."""
+        session = self._with_attention if attention else self._session
+        arrays = session.run(None, {session.get_inputs()[0].name: _checked(images, self.info)})
+        return _outputs(arrays, self.has_features, features)
+
+    def compile_for(self, batch_sizes: Sequence[int]) -> None:
+        """Do nothing: ONNX Runtime runs all batch sizes alike."""
+
+    @functools.cached_property
+    def _with_attention(self) -> Any:
+        return self._opened(_onnx_with(self._file, features=self._features, attention=True)[0])
+
+    def _opened(self, graph: str | bytes) -> Any:
         runtime = import_onnx_runtime()
         options = runtime.SessionOptions()
-        options.intra_op_num_threads, options.log_severity_level = self.threads, 3
+        options.intra_op_num_threads, options.log_severity_level = self._threads, 3
         return runtime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
 
 
-def _onnx_with_features(path: Path) -> bytes | None:
-    """Return an ONNX file with the inputs of its classifier as second output; None without a linear classifier."""
+def _checked(images: np.ndarray, info: ModelInfo) -> np.ndarray:
+    """Return images as a runtime takes them.
+
+    Raises:
+        UsageError: they do not have the size of the export.
+    """
+    size = info.pretrained_cfg.get("input_size")
+    if size is not None and tuple(images.shape[1:]) != tuple(size):
+        raise UsageError(
+            f"The images must be {'x'.join(map(str, size))}, as the export was made for; got"
+            f" {'x'.join(map(str, images.shape[1:]))}. For another size, export the model again."
+        )
+    return np.ascontiguousarray(images, np.float32)
+
+
+def _outputs(arrays: Sequence[np.ndarray], has_features: bool, wants_features: bool) -> Outputs:
+    """Return the outputs of a graph by name: logits, features if it has them, attention weights."""
+    logits, *attention = arrays
+    features = attention.pop(0).astype(np.float32) if has_features else None
+    return Outputs(logits, features if wants_features else None, attention)
+
+
+def _onnx_with(file: Path, *, features: bool = False, attention: bool = False) -> tuple[bytes, bool]:
+    """Return an ONNX file with more outputs, and whether it has features.
+
+    Args:
+        file: its first output has the logits.
+        features: add the inputs of the classifier, if it is linear.
+        attention: add the outputs of all softmax nodes in order: the attention weights (b heads n m).
+    """
     need("onnx", "onnx")
-    model = importlib.import_module("onnx").load(str(path))
-    made_by = {name: node for node in model.graph.node for name in node.output}
-    name = model.graph.output[0].name
+    onnx = importlib.import_module("onnx")
+    model = onnx.load(str(file))
+    softmax = [node.output[0] for node in model.graph.node if attention and node.op_type == "Softmax"]
+    name = _onnx_features(model.graph) if features else None
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in ([] if name is None else [name]) + softmax)
+    return model.SerializeToString(), name is not None
+
+
+def _onnx_features(graph: Any) -> str | None:
+    """Return the name of the inputs of the classifier of an ONNX graph; None without a linear classifier."""
+    made_by = {name: node for node in graph.node for name in node.output}
+    name = graph.output[0].name
     while name in made_by and made_by[name].op_type in (*LINEAR_ONNX, *AROUND_LINEAR):
         node = made_by[name]
         name = next((given for given in node.input if given in made_by and not _is_weight(given, made_by)), "")
         if node.op_type in LINEAR_ONNX:
             while name in made_by and made_by[name].op_type in ("QuantizeLinear", "DequantizeLinear"):
                 name = made_by[name].input[0]
-            model.graph.output.append(type(model.graph.output[0])(name=name))
-            return model.SerializeToString()
+            return name
     return None
 
 
@@ -166,7 +182,7 @@ def openvino_core() -> Any:
     return core
 
 
-class OpenVinoGraph:
+class OpenVinoModel:
     """A model in OpenVINO: one graph for any batch size, and separate graphs for the first batch sizes that occur.
 
     OpenVINO removes layout conversions only if it knows the batch size. This saves up to a sixth of the time
@@ -177,21 +193,25 @@ class OpenVinoGraph:
     each such size has a separate graph.
 
     Args:
-        path: the .xml file.
-        precision: number format to compute in.
+        file: the .xml file.
+        info: description of the model, with the number format to compute in.
         threads: number of threads.
         max_fixed: maximum number of separate graphs next to the one for any batch size.
+        features: also compute the inputs of the classifier, if it is linear.
 
     Attributes:
+        info: description of the model.
+        has_features: whether `run` can return features.
         is_dynamic: whether a graph for any batch size is possible; False where it would crash.
         fixed: the separate graphs, by batch size.
     """
 
-    def __init__(self, path: Path, precision: str, threads: int, max_fixed: int, features: bool = False) -> None:
-        self.core, self.path, self.max_fixed = openvino_core(), path, max_fixed
-        self.has_features = features and _openvino_features(self.core.read_model(str(path))) is not None
+    def __init__(self, file: Path, info: ModelInfo, threads: int, max_fixed: int, features: bool = False) -> None:
+        self.info, self.core, self._file, self._max_fixed = info, openvino_core(), file, max_fixed
+        self.has_features = features and _openvino_features(self.core.read_model(str(file))) is not None
+        is_bf16 = info.precision in ("bf16", "int8") and processor.has_bf16()
         self.hints = {
-            "INFERENCE_PRECISION_HINT": "bf16" if precision in ("bf16", "int8") and processor.has_bf16() else "f32",
+            "INFERENCE_PRECISION_HINT": "bf16" if is_bf16 else "f32",
             "INFERENCE_NUM_THREADS": threads,
             "PERFORMANCE_HINT": "LATENCY",
         }
@@ -199,62 +219,68 @@ class OpenVinoGraph:
             # every process pins its threads from the first core on, so that several would compute on the same cores
             self.hints["ENABLE_CPU_PINNING"] = False
         flags = processor.cpu_flags()
-        self.is_dynamic = precision != "int8" or (bool(flags) and "amx_int8" not in flags)  # none known on Windows
+        # the flags are not known on Windows
+        self.is_dynamic = info.precision != "int8" or (bool(flags) and "amx_int8" not in flags)
         self.fixed: dict[int, Any] = {}
-        self._with_attention: Any = None
+
+    def run(self, images: np.ndarray, *, features: bool = False, attention: bool = False) -> Outputs:
+        """Run one forward pass, as `weft.deploy.model.Model.run`; with attention image by image."""
+        images = _checked(images, self.info)
+        if attention:
+            rows = [_arrays(self._with_attention(image[None])) for image in images]
+            return _outputs([np.concatenate(parts) for parts in zip(*rows, strict=True)], self.has_features, features)
+        return _outputs(self._run(images), self.has_features, features)
+
+    def compile_for(self, batch_sizes: Sequence[int]) -> None:
+        """Compile a separate graph for each of these batch sizes; all others run in the graph for any batch size."""
+        if self.is_dynamic:
+            self.fixed = {size: self._fixed_graph(size) for size in batch_sizes}
+            self._max_fixed = len(self.fixed)
 
     @functools.cached_property
     def dynamic(self) -> Any:
         """The graph for any batch size, which is compiled when it is needed first: one image does not need it."""
-        return self.core.compile_model(self._read(), "CPU", self.hints)
+        return self._compiled(self._read())
 
-    def __call__(self, images: np.ndarray) -> np.ndarray:
-        return self._run(images)[0]
-
-    def run_with_features(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return logits and the inputs of the classifier, as `LoadedGraph.run_with_features`."""
-        logits, features = self._run(images)
-        return logits, features
+    @functools.cached_property
+    def _with_attention(self) -> Any:
+        """A graph of batch size 1 with the outputs of all softmax nodes in order: the attention weights."""
+        graph = self._read()
+        graph.add_outputs([op.output(0) for op in graph.get_ordered_ops() if op.get_type_name() == "Softmax"])
+        return self._compiled(graph, 1)
 
     def _read(self) -> Any:
-        graph = self.core.read_model(str(self.path))
+        graph = self.core.read_model(str(self._file))
         if self.has_features:
             graph.add_outputs([_openvino_features(graph)])
         return graph
 
+    def _compiled(self, graph: Any, batch_size: int | None = None) -> Any:
+        """Compile a graph, for one batch size or for any."""
+        if batch_size is not None:
+            _, *size = graph.inputs[0].get_partial_shape()
+            graph.reshape([batch_size, *size])
+        return self.core.compile_model(graph, "CPU", self.hints)
+
     def _run(self, images: np.ndarray) -> list[np.ndarray]:
+        size = len(images)
         if not self.is_dynamic:
-            chunks = [images[start : start + LARGEST] for start in range(0, len(images), LARGEST)]
+            chunks = [images[start : start + LARGEST] for start in range(0, size, LARGEST)]
             outputs = [self._run_padded(chunk) for chunk in chunks]
             return [np.concatenate(parts) for parts in zip(*outputs, strict=True)]
-        size = len(images)
-        graph = (
-            self._fixed_graph(images.shape) if size in self.fixed or len(self.fixed) < self.max_fixed else self.dynamic
-        )
-        return _arrays(graph(images))
-
-    def run_with_attention(self, images: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Return logits and attention weights, image by image, with one more graph of batch size 1."""
-        if self._with_attention is None:
-            graph = self.core.read_model(str(self.path))
-            graph.add_outputs([op.output(0) for op in graph.get_ordered_ops() if op.get_type_name() == "Softmax"])
-            graph.reshape([1, *images.shape[1:]])
-            self._with_attention = self.core.compile_model(graph, "CPU", self.hints)
-        outputs = [self._with_attention(image[None]) for image in images]
-        logits, *weights = (np.concatenate([row[i] for row in outputs]) for i in range(len(outputs[0])))
-        return logits, weights
+        if size in self.fixed or len(self.fixed) < self._max_fixed:
+            return _arrays(self._fixed_graph(size)(images))
+        return _arrays(self.dynamic(images))
 
     def _run_padded(self, images: np.ndarray) -> list[np.ndarray]:
         padded = np.zeros((1 << (len(images) - 1).bit_length(), *images.shape[1:]), images.dtype)
         padded[: len(images)] = images
-        return [rows[: len(images)] for rows in _arrays(self._fixed_graph(padded.shape)(padded))]
+        return [rows[: len(images)] for rows in _arrays(self._fixed_graph(len(padded))(padded))]
 
-    def _fixed_graph(self, shape: tuple[int, ...]) -> Any:
-        if shape[0] not in self.fixed:
-            graph = self._read()
-            graph.reshape(list(shape))
-            self.fixed[shape[0]] = self.core.compile_model(graph, "CPU", self.hints)
-        return self.fixed[shape[0]]
+    def _fixed_graph(self, batch_size: int) -> Any:
+        if batch_size not in self.fixed:
+            self.fixed[batch_size] = self._compiled(self._read(), batch_size)
+        return self.fixed[batch_size]
 
 
 def _arrays(outputs: Any) -> list[np.ndarray]:

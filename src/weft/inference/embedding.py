@@ -194,8 +194,9 @@ def feature_predictor(run: str | Path, options: InferenceOptions) -> Predictor:
     )
     with loading():  # for an export, which has not needed torch so far
         from weft.inference.features import classifiers
+        from weft.inference.torch_model import torch_model
 
-    classifiers(predictor.source_model)
+    classifiers(torch_model(predictor.model).network)
     return predictor
 
 
@@ -206,12 +207,14 @@ def read_files(predictor: Predictor, paths: Sequence[str], batch_size: int) -> E
         NonFiniteError: the features are not finite.
     """
     from weft.inference.features import FeatureReader
+    from weft.inference.torch_model import torch_model
 
+    model = torch_model(predictor.model)
     if note := value_note(paths, predictor.preprocessing.value_range, predictor.max_pixels):
         say(note)
     used, errors, rows = [], [], []
     with (
-        FeatureReader(predictor.model, predictor.runtime) as reader,
+        FeatureReader(model.running, model.runtime) as reader,
         Work("features", len(paths)) as work,
     ):
         for batch in prepared_batches(predictor, paths, batch_size):

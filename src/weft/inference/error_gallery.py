@@ -6,16 +6,14 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from torch import nn
 
 from weft import markup
-from weft.data import Source, eval_transform, open_image
+from weft.data import Source, open_image
 from weft.data.source import pixel_limit
 from weft.errors import DataError
 from weft.inference.metrics import Mistake
-from weft.interpret import explain
+from weft.inference.predictor import Predictor
 from weft.interpret.overlay import overlaid
-from weft.models.contract import preprocessing
 
 MAX_ERRORS = 12
 
@@ -28,15 +26,15 @@ class ExplainedError(NamedTuple):
     overlay: np.ndarray | None
 
 
-def explained_errors(model: nn.Module, source: Source, mistakes: Sequence[Mistake]) -> list[ExplainedError]:
+def explained_errors(predictor: Predictor, source: Source, mistakes: Sequence[Mistake]) -> list[ExplainedError]:
     """Return the most confident errors with the image as the network saw it, and its attention map if there is one.
 
     Args:
-        model: the model that made the errors; the mode of its modules is restored.
+        predictor: the model that made the errors.
         source: the images; `Mistake.place` is an index in it.
         mistakes: errors, most confident first.
     """
-    transform: Any = eval_transform(preprocessing(model))
+    transform: Any = predictor.preprocessing
     errors = []
     for mistake in mistakes[:MAX_ERRORS]:
         try:
@@ -44,7 +42,7 @@ def explained_errors(model: nn.Module, source: Source, mistakes: Sequence[Mistak
             image = transform(open_image(data, max_pixels=limit, value_range=transform.value_range))
         except DataError:  # no longer readable
             continue
-        explanation = explain(model, image, grad_cam=False)
+        explanation = predictor.explain(image)
         overlay = None if explanation.saliency is None else overlaid(explanation.image, explanation.saliency)
         errors.append(ExplainedError(mistake, explanation.image, overlay))
     return errors

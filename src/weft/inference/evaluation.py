@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from weft.checkpoints.unknown import Threshold, detector_of
+from weft.checkpoints.unknown import Threshold
 from weft.data import Source, Splits
 from weft.data.bit_depth import range_note
 from weft.data.folder import check_outside
@@ -117,19 +117,21 @@ def evaluate(
         mirror=tta,
         max_pixels=options.max_pixels,
     )
-    if unknown_images is not None and detector_of(predictor.source_model) is None:
+    if unknown_images is not None and predictor.model.info.detector is None:
         raise UsageError(NO_DETECTOR)
     threshold = None if reject_at_error is None else predictor.reject_at(reject_at_error).threshold
     with loading():  # for an export, which has not needed it so far
         from weft.inference.measurement import measured
 
     trained_with, num_classes = recipe_of(Path(run)), len(predictor.classes)
-    splits = open_labelled(data, predictor.label_names, num_classes, options, trained_with, test=split == "test")
+    splits = open_labelled(
+        data, predictor.model.info.label_names, num_classes, options, trained_with, test=split == "test"
+    )
     selected = select_split(splits, split, data, trained_with, images_of(Path(run)))
     source = selected.source
     if labels is not None:
         labels.check([name_of(source, place) for place in range(len(source))], num_classes)
-    among = _classes_there(source, predictor.label_names)
+    among = _classes_there(source, predictor.model.info.label_names)
     for text in filter(None, _notes(predictor, splits, selected, among, trained_with)):
         say(text)
 
@@ -166,7 +168,7 @@ def _notes(
     yield predictor.preprocessing.note(splits.sizes)
     if trained_on and split != "train":
         yield f"The model was trained on {trained_on:,} of these images, so the accuracy is too high."
-    is_unknown = trained_on is None and trained_with is None and recognized(predictor.label_names) is None
+    is_unknown = trained_on is None and trained_with is None and recognized(predictor.model.info.label_names) is None
     if is_unknown and split == "all":
         yield (
             "This model is not in its run directory, so which images it was trained on is not known. If it was"
@@ -205,7 +207,7 @@ def _write_report(
     ]
     if tta:
         summary.append(("test-time augmentation", "logits averaged with those of mirror images"))
-    errors = explained_errors(predictor.source_model, selected.source, result.mistakes)
+    errors = explained_errors(predictor, selected.source, result.mistakes)
     drawn = feature_map(features, result, drawn_of(result.count))
     write_report(out, f"{Path(run).resolve().name} on {data}", summary, result, errors=errors, features=drawn)
 
@@ -213,15 +215,19 @@ def _write_report(
 def _unknown(predictor: Predictor, source: Source, images: str | Path, options: InferenceOptions) -> Threshold:
     """Compare the scores of the evaluated images with those of images that show none of the classes."""
     from weft.inference.measurement import evaluation_batches
+    from weft.inference.torch_model import TorchModel
 
-    folded = Predictor(predictor.source_model, runtime=predictor.runtime, max_pixels=predictor.max_pixels)
+    model = predictor.model
+    if isinstance(model, TorchModel):
+        model = TorchModel(model.network, runtime=model.runtime)  # folded
+    folded = Predictor(model, max_pixels=predictor.max_pixels)
     detector = folded.detector
     assert detector is not None
     assert detector.threshold is not None
-    batches = evaluation_batches(source, predictor.source_model, options.batch_size, options.workers)
+    batches = evaluation_batches(source, model.info, options.batch_size, options.workers)
     with Work("other images", len(image_files(images))) as work:
         others = scores_of_files(folded, images, options.batch_size, work.advance)
-    known = np.concatenate([folded.scores(batch) for batch, _ in batches])
+    known = np.concatenate([folded.scores(batch.numpy()) for batch, _ in batches])
     return compare_scores(known, others, detector.threshold.value)
 
 

@@ -24,7 +24,7 @@ from weft.inference.arguments import (
 from weft.inference.inputs import class_number
 from weft.inference.predictor import Predictor
 from weft.notebook import ImageList, described
-from weft.progress import Work, loading, obeys_quiet, say
+from weft.progress import Work, obeys_quiet, say
 from weft.system import unused_name
 from weft.text import printable
 
@@ -115,11 +115,8 @@ def explain_run(
     predictor = Predictor.load(
         run, img_size=options.img_size, device=options.device, fold=False, max_pixels=options.max_pixels
     )
-    with loading():  # for an export, which has not needed torch so far
-        from weft.interpret.explaining import check_explainable, explain
-
-    model, names = predictor.source_model, predictor.classes
-    check_explainable(model, grad_cam)
+    names = predictor.classes
+    predictor.check_gradients(grad_cam)
     number = None if label is None else class_number(label, names)
     paths = image_files(images)[: options.limit]
 
@@ -138,7 +135,7 @@ def explain_run(
             except BadImage as error:
                 results.append(FileExplanation(printable(path), error=str(error)))
                 continue
-            explanation = explain(model, tensor, label=number, grad_cam=grad_cam)
+            explanation = predictor.explain(tensor, number, grad_cam=grad_cam)
             stem = unused_name(Path(path).stem, used)
             _write(folder / stem, explanation, names, printable(Path(path).name))
             share = float(explanation.probabilities[explanation.label])

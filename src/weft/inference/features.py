@@ -22,7 +22,6 @@ from torch import Tensor, nn
 
 from weft.checkpoints.unknown import unit_length as unit_length
 from weft.data.loader import ImageLoader
-from weft.deploy import ExportedModel
 from weft.errors import CheckpointError, UsageError
 from weft.files import cache_file
 from weft.models.contract import evaluation_mode
@@ -46,11 +45,6 @@ def classifiers(network: nn.Module) -> list[nn.Linear]:
         UsageError: the network has no linear classifier, so that no features can be taken from it.
     """
     layers = _classifiers(network)
-    if isinstance(network, ExportedModel):
-        raise UsageError(
-            "Features are computed by a network; an export gives class scores only. Pass the run directory or the model"
-            " directory that it was made from."
-        )
     if not layers:
         raise UsageError(
             f"A network must end in a linear classifier to give features; {type(network).__name__} does not. Choose"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Iterable, Sequence
 
@@ -14,22 +13,21 @@ from torch.nn import functional as F
 from weft.data import ImageDataset, Source, eval_transform, make_loader
 from weft.data.loader import ImageLoader
 from weft.data.order import WHOLE, Share
+from weft.deploy.model import ModelInfo
 from weft.errors import DataError
 from weft.inference.arguments import InferenceOptions
 from weft.inference.feature_map import drawn_of
-from weft.inference.features import classifier_inputs
 from weft.inference.inputs import name_of
 from weft.inference.metrics import Evaluation
 from weft.inference.predictor import NonFiniteError, Predictor
 from weft.inference.probabilities import ranked, softmax
-from weft.inference.torch_backend import Mirrored, infer
-from weft.models.contract import evaluation_mode, preprocessing
+from weft.models.contract import preprocessing
 from weft.progress import Work
 from weft.runtime import Runtime
 
 
 def evaluation_batches(
-    source: Source, model: nn.Module, batch_size: int, workers: int, *, share: Share = WHOLE
+    source: Source, model: nn.Module | ModelInfo, batch_size: int, workers: int, *, share: Share = WHOLE
 ) -> ImageLoader:
     """Load all images in their order, with the preprocessing of a model; with several processes, the share of this one.
 
@@ -66,33 +64,27 @@ def measured(
     Raises:
         NonFiniteError: an output is not finite.
     """
-    network, size = predictor.source_model, len(source)
-    is_drawn = np.isin(np.arange(size), drawn_of(size if with_features else 0))
-    passes = 2 if isinstance(predictor.model, Mirrored) else 1
+    size = len(source)
+    is_drawn, done = np.isin(np.arange(size), drawn_of(size if with_features else 0)), 0
     features: list[np.ndarray] = []
-    with (
-        classifier_inputs(network) if with_features else contextlib.nullcontext([]) as inputs,
-        Work("evaluating", size) as work,
-    ):
 
-        def on_batch(count: int) -> None:
-            nonlocal is_drawn
-            if inputs:
-                of_images = inputs[: len(inputs) // passes]  # without those of mirror images
-                features.append(np.concatenate([part.numpy() for part in of_images], axis=1)[is_drawn[:count]])
-            is_drawn = is_drawn[count:]
-            inputs.clear()
-            work.advance(count)
+    def logits_of(images: Tensor) -> Tensor:
+        nonlocal done
+        outputs = predictor.run(images.numpy(), features=with_features)
+        if outputs.features is not None:
+            features.append(outputs.features[is_drawn[done : done + len(images)]])
+        done += len(images)
+        return torch.from_numpy(outputs.logits)
 
+    with Work("evaluating", size) as work:
         result = measure(
-            predictor.model,
-            evaluation_batches(source, network, options.batch_size, options.workers),
+            logits_of,
+            evaluation_batches(source, predictor.model.info, options.batch_size, options.workers),
             classes,
-            predictor.runtime,
             among=among,
             temperature=predictor.temperature,
             key_of=lambda place: name_of(source, place),
-            on_batch=on_batch,
+            on_batch=work.advance,
         )
     if not math.isfinite(result.loss):
         raise NonFiniteError
@@ -100,10 +92,10 @@ def measured(
 
 
 def measure(
-    model: nn.Module,
+    logits_of: Callable[[Tensor], Tensor],
     batches: Iterable[tuple[Tensor, Tensor]],
     classes: Sequence[str],
-    runtime: Runtime,
+    runtime: Runtime | None = None,
     *,
     among: Sequence[int] | None = None,
     temperature: float = 1.0,
@@ -114,10 +106,10 @@ def measure(
     """Run a model over images. With several processes each runs its share, and every image counts once.
 
     Args:
-        model: evaluated in evaluation mode; the mode of its modules is restored afterwards.
+        logits_of: function from images (b c h w) to logits (b classes), float32 on the CPU.
         batches: (images (b c h w), labels (b)) pairs; with several processes an `ImageLoader`, which knows its share.
         classes: names of the model's outputs.
-        runtime: device, precision and processes.
+        runtime: processes that share the images; None for this one alone.
         among: outputs to compare, ascending, which include all labels; the results are over these classes alone. None:
             all outputs.
         temperature: divisor of the logits in probabilities; the loss is without it.
@@ -129,13 +121,13 @@ def measure(
         The results; `loss` is nan if an output is not finite.
     """
     columns: list[tuple[np.ndarray, ...]] = []
-    with evaluation_mode(model):
-        for images, labels in batches:
-            columns.append(_columns(infer(model, images, runtime), labels, among, temperature))
-            on_batch(len(labels))
+    for images, labels in batches:
+        columns.append(_columns(logits_of(images), labels, among, temperature))
+        on_batch(len(labels))
     mine = [np.concatenate(parts) for parts in zip(*columns, strict=True)]
     places = batches.places() if isinstance(batches, ImageLoader) else np.arange(sum(len(part[0]) for part in columns))
-    gathered = [own for own in runtime.gather([places, *mine]) if len(own) > 1]  # a process may have no image
+    shares = [[places, *mine]] if runtime is None else runtime.gather([places, *mine])
+    gathered = [own for own in shares if len(own) > 1]  # a process may have no image
     places, *values = (np.concatenate(parts) for parts in zip(*gathered, strict=True))
     order = np.argsort(places)
     true, predicted, confidence, rank, losses, is_top_of_all = (column[order] for column in values)

@@ -1,26 +1,9 @@
-"""Outputs of a model, class probabilities and their order; the same for every verb, with and without torch."""
+"""Class probabilities and their order; the same for every verb, with and without torch."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 from jaxtyping import Float
-
-
-class ModelOutputs(NamedTuple):
-    """Outputs of one forward pass.
-
-    Attributes:
-        logits: (b classes), float32.
-        saliency: attention map to show of each image (b h w); None if it was not requested.
-        features: inputs of the classifiers side by side (b features); None for an export without a detector of
-            unknown images, and for a network without linear classifiers.
-    """
-
-    logits: np.ndarray
-    saliency: np.ndarray | None = None
-    features: np.ndarray | None = None
 
 
 def softmax(logits: Float[np.ndarray, "n classes"], temperature: float = 1.0) -> Float[np.ndarray, "n classes"]:

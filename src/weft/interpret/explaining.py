@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from weft import markup
 from weft.checkpoints.confidence import confidence_of
 from weft.data import eval_transform, open_image
 from weft.data.preprocessing import visible
-from weft.deploy import ExportedModel
 from weft.errors import UsageError
 from weft.grid import Grid
 from weft.interpret.gradcam import grad_cam as compute_grad_cam
@@ -95,58 +95,72 @@ def explain(
     supported.
 
     Args:
-        model: CeiT, CvT or LeViT; other networks, also timm's, get Grad-CAM alone, and exports everything except
-            Grad-CAM. It is unchanged.
+        model: CeiT, CvT or LeViT; other networks, also timm's, get Grad-CAM alone. It is unchanged.
         image: file, Pillow image, or normalized tensor (channels height width).
         label: index of the class to explain; None for the most probable one.
         grad_cam: compute the Grad-CAM map.
 
     Raises:
-        UsageError: Grad-CAM of an export, which has no gradients, or of a network without a known map; a class that
-            does not exist; a network that is no classifier.
+        UsageError: Grad-CAM of a network without a known map; a class that does not exist; a network that is no
+            classifier.
         DataError: an image that cannot be read.
     """
-    check_explainable(model, grad_cam)
     cfg: dict[str, Any] = dict(getattr(model, "pretrained_cfg", {}))
     tensor = image if isinstance(image, Tensor) else _prepared(image, cfg)
-    network = model.network if isinstance(model, ExportedModel) else model
     with evaluation_mode(model):
-        images = tensor[None] if isinstance(model, ExportedModel) else tensor[None].to(next(model.parameters()).device)
+        images = tensor[None].to(next(model.parameters()).device)
         outputs, weights = run_with_attention(model, images)
-        logits = mean_logits(outputs)[0].float()
-        if logits.ndim != 1:
-            raise UsageError(
-                "explain needs a network that returns one value for each class;"
-                f" {type(network).__name__} returns {'x'.join(map(str, logits.shape)) or 'one value'} for each image."
-                " Build it with num_classes=N."
-            )
-        if label is None:
-            label = int(logits.argmax())
-        elif not 0 <= label < len(logits):
-            raise UsageError(f"label must be a class from 0 to {len(logits) - 1}; got {label}.")
-        maps = attention_maps(network, weights, Grid(*images.shape[-2:])) if has_attention(network) else None
-        cam = compute_grad_cam(model, images, label)[0] if grad_cam else None
-    confidence = confidence_of(model)
+        explanation = explained(model, model, tensor, mean_logits(outputs), weights, label=label)
+        cam = compute_grad_cam(model, images, explanation.label)[0] if grad_cam else None
+    return explanation if cam is None else replace(explanation, grad_cam=_array(cam))
+
+
+def explained(
+    network: nn.Module | None,
+    described: Any,
+    image: Tensor,
+    logits: Tensor,
+    weights: Sequence[Tensor],
+    *,
+    label: int | None = None,
+) -> Explanation:
+    """Return the explanation that the outputs of one forward pass give: all except Grad-CAM.
+
+    Args:
+        network: describes the attention; of an export, the network that was exported. None for one of another library.
+        described: the model, or its description: an object with `pretrained_cfg` and `confidence`.
+        image: normalized (channels height width).
+        logits: (1 classes).
+        weights: attention weights (1 heads n m) of every layer, in order.
+        label: index of the class to explain; None for the most probable one.
+
+    Raises:
+        UsageError: a class that does not exist; a network that is no classifier.
+    """
+    logits = logits[0].float()
+    if logits.ndim != 1:
+        raise UsageError(
+            "explain needs a network that returns one value for each class;"
+            f" {type(network).__name__} returns {'x'.join(map(str, logits.shape)) or 'one value'} for each image."
+            " Build it with num_classes=N."
+        )
+    if label is None:
+        label = int(logits.argmax())
+    elif not 0 <= label < len(logits):
+        raise UsageError(f"label must be a class from 0 to {len(logits) - 1}; got {label}.")
+    maps = attention_maps(network, weights, Grid(*image.shape[-2:])) if has_attention(network) else None
+    confidence = confidence_of(described)
     temperature = 1.0 if confidence is None else confidence.temperature
+    cfg: dict[str, Any] = dict(getattr(described, "pretrained_cfg", {}))
     return Explanation(
-        (255 * visible(tensor.cpu(), cfg)).round().byte().permute(1, 2, 0).numpy(),
+        (255 * visible(image.cpu(), cfg)).round().byte().permute(1, 2, 0).numpy(),
         label,
         _array((logits / temperature).softmax(dim=0)),
         {} if maps is None else {name: _array(fmap[0]) for name, fmap in maps.levels.items()},
         None if maps is None else _array(maps.rollout[0]),
         None if maps is None else _array(maps.saliency[0]),
         None if maps is None or maps.depth is None else _array(maps.depth[0]),
-        None if cam is None else _array(cam),
     )
-
-
-def check_explainable(model: nn.Module, grad_cam: bool) -> None:
-    """Raise a UsageError if Grad-CAM is requested for an export."""
-    if grad_cam and isinstance(model, ExportedModel):
-        raise UsageError(
-            "Grad-CAM needs gradients, which an export does not have. Leave it out (--no-grad-cam, grad_cam=False), or"
-            " explain the run or the model directory that it was made from."
-        )
 
 
 def _prepared(image: str | Path | Image.Image, cfg: dict[str, Any]) -> Tensor:

@@ -13,7 +13,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from weft.deploy import ExportedModel
 from weft.errors import CheckpointError, UsageError, WeftError
 from weft.grid import Grid
 from weft.layers.attention import AttentionLayer, AttentionTrace, record_attention
@@ -42,9 +41,7 @@ class AttentionMaps(NamedTuple):
 
 
 def run_with_attention(model: nn.Module, images: Tensor) -> tuple[Any, list[Tensor]]:
-    """Return the outputs of a model or an export, and all attention weights (b heads n m) of the same forward pass."""
-    if isinstance(model, ExportedModel):
-        return model.run_with_attention(images)
+    """Return the outputs of a model, and all attention weights (b heads n m) of the same forward pass."""
     with torch.inference_mode(), record_attention() as weights:
         return model(images), weights
 

@@ -170,7 +170,7 @@ class Service:
 
 
 def load_predictor(settings: Settings) -> Predictor:
-    """Load the model of a service and warm it up, with the threads of the settings."""
+    """Load the model of a service, with the threads of the settings."""
     if settings.threads is not None:
         set_num_threads(settings.threads)
     predictor = Predictor.open(
@@ -194,17 +194,21 @@ def _load(
     The limit is that of the current model if both run alike: a measurement would share the cores with the requests that
     are answered meanwhile.
     """
-    predictor = predictor or load_predictor(settings)
-    if current is not None:
-        keys = ("architecture", "runtime", "precision", "input")
-        if all(predictor.metadata.get(key) == current.predictor.metadata.get(key) for key in keys):
-            return predictor, current.max_batch
-    return predictor, _max_batch(settings, predictor)
+    if predictor is not None:
+        return predictor, _max_batch(settings, predictor)
+    predictor, keys = load_predictor(settings), ("architecture", "runtime", "precision", "input")
+    is_alike = current is not None and all(
+        predictor.metadata.get(key) == current.predictor.metadata.get(key) for key in keys
+    )
+    max_batch = current.max_batch if current is not None and is_alike else _max_batch(settings, predictor)
+    predictor.warmed_up(max_batch)
+    return predictor, max_batch
 
 
 def _max_batch(settings: Settings, predictor: Predictor) -> int:
     if settings.max_batch is not None and settings.max_latency_ms is None:
         return settings.max_batch
+    predictor.model.compile_for(())  # for a fair measurement; the sizes of the traffic follow from it
     blank = predictor.preprocessing.pixels(Image.new("RGB", (1, 1)))
 
     def seconds(size: int) -> float:

@@ -20,6 +20,7 @@ from weft.inference.metrics import class_lines
 from weft.inference.predictor import Predictor
 from weft.inference.probabilities import softmax
 from weft.inference.report import write_report
+from weft.inference.torch_model import TorchModel, infer
 from weft.intervals import grouped_text
 from weft.progress import Work, clock, say
 from weft.text import printable
@@ -62,8 +63,9 @@ def _concluded(run: Run, result: RunResult) -> RunResult:
     plan, recipe, evaluation = run.plan, run.recipe, result.evaluation
     network: Any = load_model_dir(run.out / "best")[0].to(plan.runtime.device)
     max_pixels = recipe.data.max_pixels or MAX_PIXELS
-    best = Predictor(network, plan.splits.classes, runtime=plan.runtime, max_pixels=max_pixels)
-    held_out = read_held_out(plan, best)
+    model = TorchModel(network, plan.splits.classes, runtime=plan.runtime)
+    best = Predictor(model, max_pixels=max_pixels)
+    held_out = read_held_out(plan, model)
 
     is_calibrated = bool(np.isfinite(held_out.logits).all())
     if is_calibrated:
@@ -77,7 +79,7 @@ def _concluded(run: Run, result: RunResult) -> RunResult:
             )
         write_confidence(run.out / "best", confidence, detector)
         network.confidence, network.unknown = confidence, detector
-        evaluation = dataclasses.replace(evaluation, confidence=_confidences(plan, best, held_out))
+        evaluation = dataclasses.replace(evaluation, confidence=_confidences(plan, model, best.temperature, held_out))
 
     pairs = find_mirrored(held_out.views, held_out.labels[held_out.is_inspected])
     mirrored = mirrored_text(pairs, plan.splits.classes)
@@ -91,7 +93,7 @@ def _concluded(run: Run, result: RunResult) -> RunResult:
         f"{result.model} on {result.data}",
         _summary(run, result, network),
         evaluation,
-        errors=explained_errors(network, plan.splits.val, evaluation.mistakes),
+        errors=explained_errors(best, plan.splits.val, evaluation.mistakes),
         curves=curve_figures(run.history, result.best_epoch),
         features=feature_map(held_out.features[drawn], evaluation, held_out.places[drawn]),
         training=Training(counts.tolist(), run.history, result.best_epoch, mirrored),
@@ -100,18 +102,23 @@ def _concluded(run: Run, result: RunResult) -> RunResult:
     return result
 
 
-def _confidences(plan: Plan, best: Predictor, held_out: HeldOutOutputs) -> np.ndarray:
+def _confidences(plan: Plan, model: TorchModel, temperature: float, held_out: HeldOutOutputs) -> np.ndarray:
     """Return the calibrated probability of the predicted class of every held-out image."""
     source, classes = plan.splits.val, plan.splits.classes
     confidence = np.empty(len(source), np.float32)
-    confidence[held_out.places] = softmax(held_out.logits, best.temperature).max(axis=1)
+    confidence[held_out.places] = softmax(held_out.logits, temperature).max(axis=1)
     others = np.setdiff1d(np.arange(len(source)), held_out.places)
     if len(others):
         part, batch_size = SourcePart(source, places=others.tolist()), plan.val_batches.order.batch_size
-        batches = evaluation_batches(part, best.source_model, batch_size, plan.recipe.workers)
-        alone, temperature = plan.runtime.alone(), best.temperature
+        batches = evaluation_batches(part, model.info, batch_size, plan.recipe.workers)
         with Work("confidence", len(others)) as work:
-            result = measure(best.source_model, batches, classes, alone, temperature=temperature, on_batch=work.advance)
+            result = measure(
+                lambda images: infer(model.network, images, plan.runtime),
+                batches,
+                classes,
+                temperature=temperature,
+                on_batch=work.advance,
+            )
         confidence[others] = result.confidence
     return confidence
 

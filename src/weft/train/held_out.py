@@ -11,8 +11,7 @@ from weft.data.split import proportional_subset
 from weft.inference.calibration import MAX_IMAGES
 from weft.inference.inputs import SourcePart
 from weft.inference.measurement import evaluation_batches
-from weft.inference.predictor import Predictor
-from weft.inference.torch_backend import infer_with_features
+from weft.inference.torch_model import TorchModel, infer_with_features
 from weft.progress import Work
 from weft.train.mirrored_classes import small_versions
 from weft.train.plan import Plan
@@ -43,17 +42,17 @@ class HeldOutOutputs(NamedTuple):
     views: tuple[np.ndarray, ...]
 
 
-def read_held_out(plan: Plan, best: Predictor) -> HeldOutOutputs:
+def read_held_out(plan: Plan, best: TorchModel) -> HeldOutOutputs:
     """Run the best model over held-out images, in this process.
 
     Args:
         plan: of the run.
-        best: the best model; its predictor has the folded network.
+        best: the best model, folded.
 
     Raises:
         DataError: an image can no longer be read.
     """
-    source, recipe, runtime, network = plan.splits.val, plan.recipe, plan.runtime, best.source_model
+    source, recipe, runtime, network = plan.splits.val, plan.recipe, plan.runtime, best.network
     places, inspected = (proportional_subset(source.keys, limit, recipe.seed) for limit in (MAX_IMAGES, MAX_INSPECTED))
     is_inspected, batch_size = np.isin(places, inspected), plan.val_batches.order.batch_size
     batches = evaluation_batches(SourcePart(source, places=places), network, batch_size, recipe.workers)
@@ -64,7 +63,7 @@ def read_held_out(plan: Plan, best: Predictor) -> HeldOutOutputs:
             outputs.append(infer_with_features(network, images, runtime))
             part = images[torch.from_numpy(is_inspected[number * batch_size :][: len(images)])]
             if len(part):
-                of_folded.append(infer_with_features(best.model, part, runtime))
+                of_folded.append(infer_with_features(best.running, part, runtime))
             if len(part) and recipe.augment.hflip:
                 mirrored = part.flip(-1)
                 _, features = infer_with_features(network, mirrored, runtime)

@@ -150,7 +150,7 @@ def label(
     if precision is None:
         options = replace(options, precision=_precision_of(Path(run), options.device))
     predictor = feature_predictor(run, options)
-    if predictor.label_names is None:
+    if predictor.model.info.label_names is None:
         raise CheckpointError(f"Labels are class names; the model {printable(str(run))} has none. Pass a run.")
     files, num_labelled = _files_without_label(Path(run), images)
     unlabelled = read_files(predictor, files[: options.limit], options.batch_size)
@@ -294,19 +294,22 @@ def _features(predictor: Predictor, source: Source | None, batch_size: int) -> t
         return np.empty((0, 0)), np.empty(0, int)
     from weft.inference.features import read_features
     from weft.inference.measurement import evaluation_batches
+    from weft.inference.torch_model import torch_model
 
     part = SourcePart(source, places=stratified_subset(source.keys, source.labels, MAX_LABELLED, seed=0))
-    batches = evaluation_batches(part, predictor.source_model, batch_size, 0)
+    model = torch_model(predictor.model)
+    batches = evaluation_batches(part, model.info, batch_size, 0)
     with Work("features of labelled images", len(part)) as work:
-        features, labels = read_features(predictor.model, batches, predictor.runtime, work.advance, is_mirrored=False)
+        features, labels = read_features(model.running, batches, model.runtime, work.advance, is_mirrored=False)
     return np.concatenate([own[:, 0] for own in features], axis=1), labels
 
 
 def _probabilities(predictor: Predictor, features: np.ndarray) -> np.ndarray:
     """Return the calibrated class probabilities (images classes) for features (images features)."""
     from weft.inference.features import logits_of
+    from weft.inference.torch_model import torch_model
 
-    logits = logits_of(predictor.source_model, features).astype(np.float64)
+    logits = logits_of(torch_model(predictor.model).network, features).astype(np.float64)
     return softmax(logits / predictor.temperature, axis=1)
 
 

@@ -21,6 +21,8 @@ from weft.files import writing
 from weft.inference.inputs import name_of
 from weft.inference.measurement import measure
 from weft.inference.metrics import Evaluation
+from weft.inference.torch_model import infer
+from weft.models.contract import evaluation_mode
 from weft.progress import say
 from weft.runs.directory import EpochRow, StepLog, best_of, write_metrics
 from weft.text import printable
@@ -214,15 +216,16 @@ class Run:
         return is_step or bool(save.every_minutes and time.monotonic() - self._saved_at > 60 * save.every_minutes)
 
     def _evaluate(self, model: Any, on_batch: Callable[[int], None] = lambda count: None) -> Evaluation:
-        return measure(
-            model,
-            self.plan.val_batches,
-            self.splits.classes,
-            self.runtime,
-            key_of=lambda index: name_of(self.splits.val, index),
-            excluded=[(printable(bad.key), bad.reason) for bad in self.splits.bad if bad.split != "train"],
-            on_batch=on_batch,
-        )
+        with evaluation_mode(model):
+            return measure(
+                lambda images: infer(model, images, self.runtime),
+                self.plan.val_batches,
+                self.splits.classes,
+                self.runtime,
+                key_of=lambda index: name_of(self.splits.val, index),
+                excluded=[(printable(bad.key), bad.reason) for bad in self.splits.bad if bad.split != "train"],
+                on_batch=on_batch,
+            )
 
     def _check_stop_in_evaluation(self, count: int) -> None:
         """Interrupt the evaluation if a stop is requested; several processes, which synchronise, finish it first."""

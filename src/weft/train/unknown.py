@@ -22,6 +22,7 @@ from weft.inference.inputs import SourcePart
 from weft.inference.measurement import evaluation_batches
 from weft.inference.predictor import Predictor
 from weft.inference.probabilities import softmax
+from weft.inference.torch_model import torch_model
 from weft.inference.unknown import scores_of_files, set_threshold
 from weft.models.base import Backbone
 from weft.models.building import build_described
@@ -51,8 +52,8 @@ def fit_detector(plan: Plan, out: Path, best: Predictor, held_out: HeldOutOutput
     if not of_known.size:
         return None
     images = SourcePart(train, places=stratified_subset(train.keys, train.labels, MAX_IMAGES, recipe.seed))
-    batches = evaluation_batches(images, best.source_model, batch_size, recipe.workers)
-    with FeatureReader(best.model, plan.runtime, is_cached=recipe.head_init == "probe") as reader:
+    batches = evaluation_batches(images, best.model.info, batch_size, recipe.workers)
+    with FeatureReader(torch_model(best.model).running, plan.runtime, is_cached=recipe.head_init == "probe") as reader:
         features = np.concatenate([reader(batch) for batch, _ in batches])
     if not all(np.isfinite(array).all() for array in (features, of_known, logits)):
         return None

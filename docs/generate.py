@@ -1,12 +1,11 @@
 """Generated pages of the documentation site, and the hooks of its build: see conf.py.
 
-Generated: the reference of the command line (from the argument parsers), the Python reference (from `__all__`), and
-copies of the Markdown files outside docs/. A new verb or public name needs no edit here.
+Generated: the reference of the command line (from the signatures of its functions), the Python reference (from
+`__all__`), and copies of the Markdown files outside docs/. A new verb or public name needs no edit here.
 """
 
 from __future__ import annotations
 
-import argparse
 import builtins
 import contextlib
 import importlib
@@ -26,7 +25,8 @@ from sphinx import addnodes
 from sphinx.util.nodes import make_refnode
 
 import weft
-from weft.cli.app import EXIT_CODES, VERBS, verb_module, verb_parser
+from weft.cli import app as cli
+from weft.cli.app import EXIT_CODES, example_of, find
 from weft.models.families import families
 from weft.recipes import Recipe
 
@@ -94,47 +94,39 @@ def write_pages() -> None:
 
 
 def commands() -> str:
-    """Return the reference of the command line: usage, options and example of every verb."""
-    rows = [f"| [`weft {verb}`](#weft-{verb}) | {_sentence(verb_module(verb).HELP)} |" for verb in VERBS]
-    codes = inspect.cleandoc(EXIT_CODES.partition("\n\n")[0].partition("\n")[2])
+    """Return the reference of the command line: usage, options and example of every verb and its commands."""
+    rows = [
+        f"| [`weft {name}`](#weft-{name.replace(' ', '-')}) | {_sentence(find(name).help.partition(chr(10))[0])} |"
+        for name in cli.commands()
+    ]
+    codes = inspect.cleandoc(EXIT_CODES.partition("\n")[2])
     parts = [
         "# Command line",
         "`weft VERB --help` prints the same options and examples.",
         "\n".join(["| verb | what it does |", "|---|---|", *rows]),
-        *map(verb_section, VERBS),
+        *map(verb_section, cli.commands()),
         "## Exit codes",
         _code(codes),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def verb_section(verb: str) -> str:
-    """Return the reference of one verb."""
-    os.environ["COLUMNS"] = "80"  # width of argparse
-    parser = verb_parser(verb)
-    title, _, example = (parser.epilog or "").partition("\n")
-    usage = parser.format_usage().removeprefix("usage: ").rstrip().replace("\n" + " " * len("usage: "), "\n")
-    parts = [f"## weft {verb}", _sentence(verb_module(verb).HELP), _code(usage)]
-    parts.append(f"```{{program}} weft {verb}\n```")
-    formatter = argparse.HelpFormatter(parser.prog)
-    for action in parser._actions:
-        if not isinstance(action, argparse._HelpAction):
-            text = formatter._expand_help(action) if action.help else ""
-            parts.append(f":::{{option}} {_signature(formatter, action)}\n{text}\n:::")
-    if example:
-        parts.append(
-            f"{title.capitalize()}\n\n```{{code-block}} text\n:class: wrap\n\n{inspect.cleandoc(example)}\n```"
-        )
+def verb_section(name: str) -> str:
+    """Return the reference of one verb or command."""
+    command = find(name)
+    usage = (command.usage or "").removeprefix("Usage: ")
+    parts = [f"## weft {name}", _sentence(command.help.partition("\n")[0]), _code(usage)]
+    parts.append(f"```{{program}} weft {name.replace(' ', '-')}\n```")
+    for argument in cli.arguments(name):
+        is_flag = bool in (argument.hint, *typing.get_args(argument.hint))
+        value = "" if is_flag else argument.parameter.metavar or "VALUE"
+        names = [f"{word} {value}".strip() for word in argument.names]
+        if not argument.name.startswith("-"):
+            names = [argument.name.upper()]
+        parts.append(f":::{{option}} {', '.join(names)}\n{argument.parameter.help or ''}\n:::")
+    title, _, example = example_of(command).partition("\n")
+    parts.append(f"{title.capitalize()}\n\n```{{code-block}} text\n:class: wrap\n\n{inspect.cleandoc(example)}\n```")
     return "\n\n".join(parts)
-
-
-def _signature(formatter: argparse.HelpFormatter, action: argparse.Action) -> str:
-    """Return names and values of an argument: `DATA`, or `--recipe NAME, --config NAME`."""
-    kind = action.dest if not action.option_strings else action.dest.upper()
-    values = formatter._format_args(action, kind) if action.nargs != 0 else ""
-    if not action.option_strings:
-        return values.split()[0].strip("[]") if action.metavar else values
-    return ", ".join(f"{name} {values}".strip() for name in action.option_strings)
 
 
 def _code(text: str) -> str:

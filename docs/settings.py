@@ -1,14 +1,22 @@
-"""Write docs/settings.md, the reference of all settings, from the recipe schema: python docs/settings.py"""
+"""Write what the pages have from the registry: python docs/settings.py
+
+docs/settings.md is the reference of all settings, from the recipe schema; the tables of docs/models.md and
+docs/recipes.md are those of `weft models` and `weft recipes`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
 import json
+import re
 from pathlib import Path
 from typing import Any
 
-from weft.recipes import Recipe, settings
+from weft.cli.models import HEADER, _cells, _record
+from weft.cli.recipes import _summary as summary_of
+from weft.models.families import list_models
+from weft.recipes import Recipe, recipe_names, settings
 from weft.recipes.describe import Setting
 
 PAGE = Path(__file__).parent / "settings.md"
@@ -57,5 +65,20 @@ def _yaml(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
+def with_table(name: str) -> str:
+    """Return docs/models.md or docs/recipes.md with its table as the registry has it."""
+    if name == "models.md":
+        header, rows = HEADER, [_cells(_record(model)) for model in list_models()]
+    else:
+        summaries = [summary_of(recipe) for recipe in recipe_names()]
+        header = ("recipe", "use", "source")
+        rows = [(f"`{row['name']}`", row["what"], row["source"]) for row in summaries]
+    lines = [f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *rows)]
+    text = (PAGE.parent / name).read_text(encoding="utf-8")
+    return re.sub(rf"(?m)^\| {header[0]} \|.*\n(?:\|.*\n)+", lambda _: "\n".join(lines) + "\n", text, count=1)
+
+
 if __name__ == "__main__":
     PAGE.write_text(page(), encoding="utf-8")
+    for name in ("models.md", "recipes.md"):
+        (PAGE.parent / name).write_text(with_table(name), encoding="utf-8")

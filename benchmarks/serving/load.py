@@ -60,7 +60,7 @@ WAYS = {
     "as it is": (),
     "two processes of one thread": ("--workers", "2", "--threads", "1"),
     "one thread for the model": ("--threads", "1"),
-    "a wait of 20 ms": ("--max-wait-ms", "20"),
+    "a wait of 20 ms": ("--max-wait", "20ms"),
 }
 
 

@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
 
+from weft.errors import UsageError
 from weft.text import printable
 
 T = TypeVar("T")
@@ -81,7 +82,13 @@ def num_threads() -> int:
 
 
 def set_num_threads(count: int) -> None:
-    """Set the number of CPU threads of torch and of every inference runtime; torch is not imported for this."""
+    """Set the number of CPU threads of torch and of every inference runtime; torch is not imported for this.
+
+    Raises:
+        UsageError: fewer than 1 or more than MAX_THREADS.
+    """
+    if not 1 <= count <= MAX_THREADS:
+        raise UsageError(f"threads must be from 1 to {MAX_THREADS}; got {count}.")
     _threads[:] = [count]
     if "torch" in sys.modules:
         give_threads_to_torch()

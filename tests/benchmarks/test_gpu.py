@@ -22,9 +22,9 @@ from benchmarks.common.records import read_csv, write_csv
 
 from weft.errors import CheckpointError
 from weft.memory import is_out_of_memory
+from weft.recipes.fields import seconds_of
 from weft.runs.directory import EpochRow, write_metrics
 from weft.system import is_alive
-from weft.train.stop import seconds_of
 
 GPU = Path(__file__).parents[2] / "benchmarks" / "gpu"
 NAMES = ("settings", "cells", "report", "run", "parts")
@@ -319,7 +319,7 @@ def test_the_time_limit_of_a_run_is_a_duration(
         (options.scratch / "cifar10" / "state").mkdir(parents=True, exist_ok=True)
         (options.scratch / "cifar10" / "state" / "step-0000000001.safetensors").touch()
         assert parts.cifar10("cifar10", options) is None
-    assert [seconds_of(command[command.index("--max-time") + 1]) for command in commands] == [30, 73]
+    assert [seconds_of(command[command.index("--max-time") + 1], "--max-time") for command in commands] == [30, 73]
 
 
 def test_the_columns_of_a_run_are_read_under_their_names(

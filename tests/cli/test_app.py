@@ -14,14 +14,17 @@ import pytest
 
 from weft import errors
 from weft.cli import app
-from weft.cli.app import VERBS, _signals_as_exit, main, verb_module, verb_parser
+from weft.cli.app import VERBS, _signals_as_exit, command_line, commands, find, main, option_names, parse
+from weft.cli.options import given
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "weft", *arguments], capture_output=True, text=True, timeout=120)
 
 
-@pytest.mark.parametrize("arguments", [["--help"], *([verb, "--help"] for verb in VERBS)], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments", [["--help"], *([*command.split(), "--help"] for command in commands())], ids=" ".join
+)
 def test_help_ends_in_an_example(arguments: list[str]) -> None:
     done = run(*arguments)
     assert done.returncode == 0
@@ -31,7 +34,9 @@ def test_help_ends_in_an_example(arguments: list[str]) -> None:
     assert "\n\n  -" not in example, "something stands behind the example"
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["models"], *([verb, "--help"] for verb in VERBS)], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["models"], *([*command.split(), "--help"] for command in commands())], ids=" ".join
+)
 def test_torch_is_not_loaded_for_words(arguments: list[str]) -> None:
     """And nothing else that takes long to import: what is loaded is little, and most of it Python's own."""
     code = f"import sys; from weft.cli import main; main({arguments!r}); print(*sys.modules)"
@@ -44,19 +49,19 @@ def test_torch_is_not_loaded_for_words(arguments: list[str]) -> None:
 
 
 def test_every_verb_has_the_same_shape() -> None:
-    for verb in VERBS:
-        module = verb_module(verb)
-        assert "\n" not in module.HELP, verb
-        assert module.HELP[0].islower() or module.HELP[0].isupper(), verb
-        assert callable(module.run), verb
-        assert verb_parser(verb).option_names(), verb
+    for command in commands():
+        function = find(command).default_command
+        title = (function.__doc__ or "").splitlines()[0]
+        assert title[0].isupper(), command
+        assert title.endswith("."), command
+        assert option_names(command), command
 
 
 def test_the_overview_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     shown = capsys.readouterr().out
     for verb in VERBS:
-        assert f"\n  {verb} " in shown
+        assert f"\n│ {verb} " in shown
     assert main([]) == 2
 
 
@@ -75,10 +80,16 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "digits", "--epoch", "3"], "Unknown option of weft train '--epoch'. Nearest: --epochs, "),
         (["train", "digits", "--epoch=3"], "Unknown option of weft train '--epoch'. Nearest: --epochs, "),
         (["train", "digits", "extra"], "weft train has no place for 'extra'. See: weft train --help"),
-        (["train", "digits", "--device", "gpu"], "argument --device: invalid choice: 'gpu'"),
-        (["evaluate"], "the following arguments are required: RUN, DATA. See: weft evaluate --help"),
+        (
+            ["train", "digits", "--device", "gpu"],
+            "--device must be one of auto, cpu, cuda, mps; got 'gpu'. See: weft train --help",
+        ),
+        (["evaluate"], "weft evaluate needs RUN; got none. See: weft evaluate --help"),
         (["models", "resnett*"], "Unknown model 'resnett*'. Nearest: "),
-        (["predict", "run", "x.png", "--top-k", "few"], "argument --top-k: invalid int value: 'few'"),
+        (
+            ["predict", "run", "x.png", "--top-k", "few"],
+            "--top-k must be a whole number; got 'few'. See: ",
+        ),
     ],
 )
 def test_a_slip_gets_the_nearest_name_and_exit_code_2(
@@ -182,6 +193,58 @@ def test_an_unknown_key_gets_the_nearest(capsys: pytest.CaptureFixture[str]) -> 
 def test_set_wants_a_pair(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "digits", "--set", "optim.lr"]) == 2
     assert "--set takes KEY=VALUE; got 'optim.lr'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "digits", "--no-force"],
+        ["compare", "digits", "--empty-models"],
+        ["predict", "--run", "model", "a.png"],
+        ["train", "digits", "--quie"],
+    ],
+)
+def test_what_is_no_option(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Flags have no opposite, positional arguments no name, and options no abbreviation."""
+    assert main(words) == 2
+    assert f"Unknown option of weft {words[0]} '--" in capsys.readouterr().err
+
+
+def test_options_are_short_lists_durations_and_sizes() -> None:
+    _, train = parse(
+        ["train", "digits", "-m", "levit_128", "-b", "8", "-o", "run", "-q", "--lr", "1e-3", "--epochs", "2"]
+    )
+    assert vars(train.arguments["of_recipe"]) | dict(model="levit_128", batch_size="8", lr="1e-3", epochs="2") == vars(
+        train.arguments["of_recipe"]
+    )
+    assert train.arguments["out"] == "run"
+    assert train.arguments["output"].quiet
+    words = [
+        "compare",
+        "photos",
+        "--models",
+        "a",
+        "b",
+        "--budget",
+        "1h30m",
+        "--max-latency",
+        "10ms",
+        "--max-size",
+        "20MB",
+    ]
+    compared = parse(words)[1].arguments
+    assert (compared["data"], compared["models"]) == ("photos", ["a", "b"])
+    assert (compared["budget"], compared["max_latency"], compared["max_size"]) == (5400, 0.01, 20e6)
+    served = given(
+        parse(["serve", "run", "--drain", "0", "--max-wait", "20ms", "--read-timeout", "2m"])[1].arguments["settings"]
+    )
+    assert served == {"drain": 0, "max_wait_ms": 0.02, "read_timeout": 120}
+
+
+def test_a_shell_completes_verbs_options_and_values() -> None:
+    script = command_line().generate_completion(shell="bash")
+    for word in ("train", "--unknown-images", "openvino", "review"):
+        assert word in script
 
 
 def test_every_verb_limits_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from PIL import Image
 from tests.helpers import enliven, put_in_cache
 from weft.checkpoints.hub import load_public, printed_row
 from weft.cli import main
-from weft.cli.app import verb_parser
+from weft.cli.app import parse
 from weft.cli.models import evaluate_command, train_command
 from weft.cli.options import run_settings
 from weft.models.building import build_described
@@ -67,8 +67,8 @@ def test_every_row_has_a_command_or_a_reason() -> None:
 
 @pytest.mark.parametrize(("table", "row"), TRAINED.values())
 def test_every_command_builds_the_network_of_its_row(table: str, row: Printed) -> None:
-    args = verb_parser("train").parse_args(shlex.split(train_command(table, row))[2:])
-    recipe = load_recipe(args.recipe, run_settings(args).items())
+    given = parse(shlex.split(train_command(table, row))[1:])[1].arguments
+    recipe = load_recipe(given.get("recipe"), run_settings(given.get("settings"), given.get("of_recipe")).items())
     assert recipe.model == row.builds
     arguments = dict(recipe.model_args)
     if recipe.img_size is not None and row.builds in VARIANTS:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.cli.app import VERBS, verb_parser
+from weft.cli.app import arguments, commands
 from weft.recipes.load import KEYS
 
 HERE = Path(__file__).parent
@@ -23,11 +23,11 @@ def public_names() -> list[str]:
 
 def options() -> list[str]:
     lines = []
-    for verb in VERBS:
-        parser = verb_parser(verb)
-        places = [action.dest for action in parser._actions if not action.option_strings]
-        lines.append(f"weft {' '.join([verb, *places])}")
-        lines += [f"  {name}" for name in parser.option_names()]
+    for command in commands():
+        found = [argument.names for argument in arguments(command)]
+        places = [names[0] for names in found if not names[0].startswith("-")]
+        lines.append(f"weft {' '.join([command, *places])}")
+        lines += sorted(f"  {', '.join(names)}" for names in found if names[0].startswith("-"))
     return lines
 
 

@@ -7,6 +7,7 @@ code) and `of_help`. To check another kind of text, write a generator and a test
 from __future__ import annotations
 
 import ast
+import contextlib
 import io
 import re
 import tokenize
@@ -16,7 +17,7 @@ from typing import NamedTuple
 
 import pytest
 
-from weft.cli.app import VERBS, _overview, verb_parser
+from weft.cli.app import commands, main
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "weft"
@@ -161,7 +162,9 @@ def of_settings(path: Path) -> Iterator[Text]:
 
 def of_help(verb: str) -> Iterator[Text]:
     """Yield the help of a verb, or of `weft` itself for the empty one."""
-    text = verb_parser(verb).format_help() if verb else _overview()
+    with contextlib.redirect_stdout(io.StringIO()) as stream:
+        main([*verb.split(), "--help"])
+    text = re.sub(r" *[│╮╯]\n│ +(?=[^-* ])", " ", stream.getvalue())  # one paragraph for each option
     yield Text(f"weft {verb} --help", 1, _without_code(text))
 
 
@@ -204,7 +207,7 @@ def test_packages(package: str) -> None:
     assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize("verb", ["", *VERBS])
+@pytest.mark.parametrize("verb", ["", *commands()])
 def test_help_texts(verb: str) -> None:
     found = faults(of_help(verb))
     assert not found, "\n".join(found)

@@ -270,7 +270,7 @@ REFUSED = {
     "export model photos/x --data photos": "must be outside the data folder",
     "bench ./nowhere": "does not exist",
     "bench levit_256 --backends nope": "backends must be",
-    "bench levit_256 --batch-size 0": "--batch-size must be",
+    "bench levit_256 --batch-size 0": "batch_size must be",
     "explain model x.jpg --out full": "must be new or empty",
     "explain model x.jpg --out new": "x.jpg cannot be used: the file does not exist",
     "explain model photos --out photos/x": "must be outside the data folder",

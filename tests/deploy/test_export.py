@@ -21,7 +21,7 @@ import weft
 from tests.helpers import NANO, enliven, images, lively, outputs_of
 from weft import processor
 from weft.checkpoints import load_model_dir, save_model_dir
-from weft.cli.app import main, verb_parser
+from weft.cli.app import arguments, main
 from weft.data import open_data
 from weft.deploy import export, exporting, fold, graphs, runtimes, verification
 from weft.deploy.formats import AUTO, FORMATS
@@ -247,9 +247,9 @@ def test_a_file_for_other_programs(name, tmp_path):
 
 
 def test_the_command_line_knows_every_format():
-    choices = {action.dest: action.choices for action in verb_parser("export")._actions}
-    assert choices["format"] == (*FORMATS, AUTO)
-    assert set(choices["precision"]) == {precision for row in FORMATS.values() for precision in row}
+    choices = {argument.name: argument.get_choices(force=True) for argument in arguments("export")}
+    assert choices["--format"] == (*FORMATS, AUTO)
+    assert set(choices["--precision"]) == {precision for row in FORMATS.values() for precision in row}
 
 
 def test_a_network_of_timm(tmp_path):

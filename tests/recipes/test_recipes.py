@@ -135,8 +135,11 @@ def test_the_page_names_every_recipe_and_every_key() -> None:
     page = (ROOT / "docs" / "recipes.md").read_text()
     for name in recipe_names():
         assert f"`{name}`" in page, name
-    written = runpy.run_path(str(ROOT / "docs" / "settings.py"))["page"]()
+    pages = runpy.run_path(str(ROOT / "docs" / "settings.py"))
+    written = pages["page"]()
     assert (ROOT / "docs" / "settings.md").read_text() == written, "run: python docs/settings.py"
+    for table in ("models.md", "recipes.md"):
+        assert (ROOT / "docs" / table).read_text() == pages["with_table"](table), "run: python docs/settings.py"
     assert all(f"\n### `{row.key}`\n" in written and row.help for row in settings())
 
 

@@ -11,7 +11,7 @@ from typing import Annotated
 import pytest
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from weft.cli.app import verb_parser
+from weft.cli.app import arguments
 from weft.recipes import Recipe, dump, load_recipe, schema, settings
 from weft.recipes.describe import KEYS, options
 from weft.recipes.fields import STRICT, Matching, Within, in_words
@@ -88,12 +88,11 @@ def test_a_dumped_recipe_is_the_same_recipe(tmp_path) -> None:
 def test_an_option_of_the_schema_is_everywhere() -> None:
     """A setting that is declared with `option` is an argument of `train` and an option of `weft train`."""
     parameters = inspect.signature(train).parameters
-    actions = {action.dest: action for action in verb_parser("train")._actions}
+    found = {argument.name: argument for argument in arguments("train")}
     assert {"model", "epochs", "start_from", "limit"} <= set(options())
     for name, option in options().items():
         assert name in parameters, name
-        assert actions[name].option_strings == [option.flag]
-        assert actions[name].help.lower() == option.summary.lower()
+        assert found[option.flag].parameter.help.lower() == option.summary.lower()
         assert option.key in KEYS
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import errno
 import faulthandler
+import functools
 import importlib
+import inspect
 import io
 import os
 import signal
@@ -14,48 +15,51 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from types import FrameType, ModuleType
-from typing import Any, NoReturn
+from types import FrameType
+from typing import Any, get_args
 
-from weft.cli.options import add_common
+from cyclopts import (
+    App,
+    CoercionError,
+    CycloptsError,
+    Group,
+    MissingArgumentError,
+    Parameter,
+    UnusedCliTokensError,
+    ValidationError,
+)
+from cyclopts.argument import Argument
+from cyclopts.exceptions import UnknownCommandError, UnknownOptionError
+
+from weft.cli.options import PANELS, Machine, Plugins, Shown
 from weft.errors import StorageError, UsageError, WeftError, install_command, is_installed, unknown
 from weft.memory import is_out_of_memory, keep_memory
-from weft.processor import limit_threads
+from weft.processor import limit_threads, set_num_threads
 from weft.system import IS_WINDOWS, hide_wandb
 from weft.text import one_line, reason_of
 from weft.version import __version__
 
-VERBS = (
-    *("train", "evaluate", "predict", "compare", "study", "convert", "export", "bench", "explain", "serve"),
-    *("embed", "similar", "label", "push", "data", "models", "recipes", "doctor"),
-)
-WITH_MODELS = frozenset(VERBS) - {"recipes", "doctor"}  # verbs that take `--plugin`
+GROUPS = {  # heading of the help -> verbs
+    "Train": ("train", "compare", "data", "recipes"),
+    "Use a model": ("predict", "evaluate", "explain", "embed", "similar", "label", "info"),
+    "Deploy": ("export", "serve", "bench", "convert", "push", "doctor"),
+    "Research": ("study", "models"),
+}
+VERBS = tuple(verb for verbs in GROUPS.values() for verb in verbs)
+WITH_COMMANDS = ("data", "recipes")  # verbs with commands of their own, in an `App` of their module
 
 EXIT_CODES = """exit codes:
   0 success                 4 checkpoint refused      7 verification failed
-  2 bad argument or recipe  5 training diverged       129 terminal closed (SIGHUP)
-  3 data refused            6 disk full or read-only  130 interrupted (Ctrl-C), 143 terminated
-
-example:
+  2 bad argument or recipe  5 training diverged       129 terminal closed
+  3 data refused            6 disk full or read-only  130 interrupted (Ctrl-C)
+                                                      143 terminated"""
+EXAMPLE = """example:
   weft train digits --out runs/digits
   weft predict runs/digits photo.png"""
 
+TYPES = {int: "a whole number", float: "a number"}
 _INTERRUPTED = 128 + signal.SIGINT
 RETRY_S = 0.05  # after which a signal that came during an import is sent again
-
-
-class Parser(argparse.ArgumentParser):
-    """Argument parser that raises `UsageError` instead of exiting, and accepts no abbreviated options."""
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs)
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}. See: {self.prog} --help")
-
-    def option_names(self) -> list[str]:
-        """Return the long options, sorted."""
-        return sorted(name for name in self._option_string_actions if name.startswith("--"))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -102,47 +106,163 @@ def _encoding_of(stream: io.TextIOWrapper) -> str:
     return "utf-8" if IS_WINDOWS and not stream.isatty() else stream.encoding
 
 
-def verb_module(verb: str) -> ModuleType:
-    """Return the module of a verb."""
-    return importlib.import_module(f"weft.cli.{verb}")
+def command_line() -> App:
+    """Return the command line with all verbs, whose modules are not imported yet."""
+    app = App(
+        name="weft",
+        help="Image classification with CeiT, CvT and LeViT: train, evaluate, compare, export and serve models.",
+        help_epilogue=f"{EXIT_CODES}\n\n{EXAMPLE}",
+        help_format="plaintext",
+        usage="Usage: weft VERB ...",
+        version=f"weft {__version__}",
+        version_flags=("--version", "-V"),
+        group_commands=Group("Options", sort_key=len(GROUPS)),
+        **PANELS,
+        default_parameter=Parameter(negative=(), show_default=False, show_choices=False, allow_repeating=True),
+        exit_on_error=False,
+        print_error=False,
+        result_action="return_value",
+    )
+    app.register_install_completion_command(help="Let the shell complete verbs, options and their values.")
+    for number, (heading, verbs) in enumerate(GROUPS.items()):
+        group = Group(heading, sort_key=number)
+        for place, verb in enumerate(verbs):
+            home = f"weft.cli.{verb}:{'app' if verb in WITH_COMMANDS else verb}"
+            app.command(home, name=verb, group=group, sort_key=place)
+    return app
 
 
-def verb_parser(verb: str) -> Parser:
-    """Return the parser of a verb."""
-    module = verb_module(verb)
-    parser = Parser(prog=f"weft {verb}", description=module.HELP)
-    module.add_arguments(parser)
-    if verb in WITH_MODELS:
-        add_common(parser, "--plugin")
-    return parser
+def commands() -> list[str]:
+    """Return the names of all verbs and of their commands, such as `train` and `data check`."""
+    app, names = command_line(), list[str]()
+    for verb in VERBS:
+        names += [verb] if app[verb].default_command is not None else []
+        names += [f"{verb} {name}" for name in app[verb] if not name.startswith("-")]
+    return names
 
 
-def _run(argv: list[str]) -> int:
-    if not argv or argv[0] in ("-h", "--help", "help"):
-        print(_overview())
-        return 0 if argv else UsageError.exit_code
-    if argv[0] in ("-V", "--version"):
-        print(f"weft {__version__}")
-        return 0
-    verb, *rest = argv
-    if verb not in VERBS:
-        kind, names = ("option", ("--help", "--version")) if verb.startswith("-") else ("verb", VERBS)
-        raise unknown(kind, verb, names, "weft --help")
-    parser = verb_parser(verb)
-    args, extra = parser.parse_known_args(rest)
-    for word in extra:
-        if word.startswith("-"):
-            raise unknown(f"option of weft {verb}", word.split("=")[0], parser.option_names(), f"weft {verb} --help")
-        hint = f"A setting needs --set: --set {word}." if "=" in word else f"See: weft {verb} --help"
-        raise UsageError(f"weft {verb} has no place for '{word}'. {hint}")
+def find(name: str, app: App | None = None) -> App:
+    """Return the verb or command of a name, with its usage."""
+    app = app or command_line()
+    for word in name.split():
+        app = app[word]
+    if app.default_command is not None:
+        places = [_place(each) for each in inspect.signature(app.default_command).parameters.values()]
+        app.usage = " ".join(["Usage: weft", name, *filter(None, places), "[options]"])
+    return app
+
+
+def example_of(command: App) -> str:
+    """Return the worked example of a verb or command, from its docstring."""
+    if command.default_command is None:
+        return command.help_epilogue or ""
+    example = inspect.cleandoc(command.default_command.__doc__ or "").partition("\nExample:\n")[2]
+    return "example:\n" + "\n".join(line.removeprefix("  ") for line in example.rstrip().splitlines())
+
+
+def _place(parameter: inspect.Parameter) -> str:
+    """Return how a positional argument is written in a usage; '' for an option."""
+    if parameter.kind is not parameter.POSITIONAL_ONLY:
+        return ""
+    several = "..." if "list[" in str(parameter.annotation) or parameter.annotation == "ImageFiles" else ""
+    text = f"{parameter.name.upper()}{several}"
+    return text if parameter.default is parameter.empty else f"[{text}]"
+
+
+def arguments(name: str) -> list[Argument]:
+    """Return the arguments and options of a verb or command."""
+    app = command_line()
+    with app.app_stack(app.parse_commands(name.split())[1]):
+        found = find(name, app).assemble_argument_collection(parse_docstring=True)
+    return [argument for argument in found if argument.name != "*"]  # without the dataclasses of options themselves
+
+
+def option_names(name: str) -> list[str]:
+    """Return the options of a verb or command, sorted, with their short forms."""
+    return sorted(option for argument in arguments(name) for option in argument.names if option.startswith("-"))
+
+
+def parse(words: Sequence[str]) -> tuple[Any, inspect.BoundArguments]:
+    """Return the function of a command line, and its arguments; nothing is run.
+
+    Raises:
+        UsageError: an unknown verb or option, a value that is missing or has another type.
+    """
+    app = command_line()
+    chain = [word for word in app.parse_commands(words)[0] if not word.startswith("-")]
+    try:
+        function, bound, _ = app.parse_args(words)
+    except CycloptsError as error:
+        raise _refusal(error, " ".join(["weft", *chain])) from None
+    bound.apply_defaults()
+    if function == app.help_print:
+        return functools.partial(_help, app, " ".join(chain)), bound
+    return function, bound
+
+
+def _help(app: App, name: str, *words: Any, **options: Any) -> None:
+    """Print the help of a verb, or of `weft`; the example is printed as it is, so that its lines can be copied."""
+    if not name:
+        for verb in VERBS:
+            find(verb, app)  # imports its module, which has its help
+    command = find(name, app)
+    example, command.help_epilogue = example_of(command), ""
+    app.help_print(*words, **options)
+    print(f"\n{example}")
+
+
+def _refusal(error: CycloptsError, name: str) -> WeftError:
+    """Return the error of weft for one of cyclopts."""
+    see = f"See: {name} --help"
+    if isinstance(error.__cause__, WeftError):
+        return error.__cause__
+    if isinstance(error, UnknownCommandError):
+        word = (error.unused_tokens or [""])[0]
+        if name != "weft":
+            known = [each for each in find(name.partition(" ")[2]) if not each.startswith("-")]
+            return unknown(f"command of {name}", word, known, f"{name} --help")
+        kind, known = ("option", ("--help", "--version")) if word.startswith("-") else ("verb", VERBS)
+        return unknown(kind, word, known, "weft --help")
+    if isinstance(error, UnknownOptionError):
+        word = (error.token.keyword or error.token.value).partition("=")[0]
+        known = [option for argument in error.argument_collection for option in argument.names if option[0] == "-"]
+        return unknown(f"option of {name}", word, known, f"{name} --help")
+    if isinstance(error, UnusedCliTokensError):
+        word = (error.unused_tokens or [""])[0]
+        hint = f"A setting needs --set: --set {word}." if "=" in word else see
+        return UsageError(f"{name} has no place for '{word}'. {hint}")
+    option = error.argument.name if error.argument is not None else ""
+    option = option if option.startswith("-") else option.upper()
+    if isinstance(error, MissingArgumentError):
+        return UsageError(f"{name} needs {option}{' and its value' if error.keyword else ''}; got none. {see}")
+    if isinstance(error, ValidationError):
+        must = error.exception_message[:1].lower() + error.exception_message[1:].rstrip(".")
+        given = " ".join(token.value for token in error.argument.tokens) if error.argument is not None else ""
+        return UsageError(f"{option} {must}; got {given}. {see}")
+    if isinstance(error, CoercionError) and error.token is not None and error.argument is not None:
+        choices = error.argument.get_choices(force=True) or ()
+        kinds = [TYPES[kind] for kind in (error.target_type, *get_args(error.target_type)) if kind in TYPES]
+        must = f"one of {', '.join(choices)}" if choices else " or ".join(kinds)
+        return UsageError(f"{option} must be {must}; got '{error.token.value}'. {see}")
+    return UsageError(f"{error}. {see}")
+
+
+def _run(words: list[str]) -> int:
+    function, bound = parse(words or ["--help"])
     hide_wandb()
     limit_threads()
     _check_temporary()
-    for path in getattr(args, "plugin", ()):
-        importlib.import_module("weft.models.families").load_plugin(path)
-    is_quiet = getattr(args, "quiet", False)
+    records = bound.arguments.values()
+    for record in records:
+        for path in record.plugin or () if isinstance(record, Plugins) else ():
+            importlib.import_module("weft.models.families").load_plugin(path)
+        if isinstance(record, Machine) and record.threads is not None:
+            set_num_threads(record.threads)
+    is_quiet = any(isinstance(record, Shown) and record.quiet for record in records)
     with importlib.import_module("weft.progress").quietly() if is_quiet else contextlib.nullcontext():
-        return verb_module(verb).run(args)
+        code = function(*bound.args, **bound.kwargs)
+    is_help = isinstance(function, functools.partial)  # which is no success where a verb is missing
+    return UsageError.exit_code if is_help and not {"-h", "--help"} & set(words) else code or 0
 
 
 def _check_temporary() -> None:
@@ -157,22 +277,6 @@ def _check_temporary() -> None:
         raise StorageError(
             f"There must be a directory for temporary files; {error.strerror}. Set TMPDIR to one that is writable."
         ) from None
-
-
-def _overview() -> str:
-    lines = [f"  {verb:<10}{verb_module(verb).HELP}" for verb in VERBS]
-    return "\n".join(
-        [
-            "usage: weft VERB ...",
-            "",
-            "Image classification with CeiT, CvT and LeViT: train, evaluate, compare, export and serve models.",
-            "",
-            "verbs (details: weft VERB --help):",
-            *lines,
-            "",
-            EXIT_CODES,
-        ]
-    )
 
 
 def _complain(message: str, code: int) -> int:

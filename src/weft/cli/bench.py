@@ -2,70 +2,67 @@
 
 from __future__ import annotations
 
-import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from weft.cli.options import add_common, example, one_format, print_csv, print_json, table, whole
-from weft.processor import MAX_THREADS
+from cyclopts import Parameter
+
+from weft.cli import options as opt
+from weft.cli.options import in_group, one_format, print_csv, print_json, table
 
 if TYPE_CHECKING:
     from weft.bench.speed import SpeedRow
 
-HELP = "measure latency and throughput of models on this machine, in every runtime"
-
 HEADER = ("model", "way", "precision", "batch", "p50 ms", "p95 ms", "images/s", "ratio", "MB", "differs")
 
-EXAMPLE = """
-weft bench levit_256 --backends eager folded openvino --precision fp32 bf16
-weft bench runs/photos deploy/photos --batch-size 1 best
 
-All ways take turns on the same images. ratio: throughput relative to the first line with the same batch size. differs:
-largest difference of the logits from the model in fp32, relative to the largest logit (meaningless for int8, which is
-calibrated on noise here). MB: memory of the process, or on a GPU the most that it has allocated there.
-"""
+def bench(
+    models: Annotated[list[str], Parameter(help="model names, run directories or exports")],
+    /,
+    *,
+    backends: Annotated[opt.Words, Parameter(metavar="BACKEND")] = None,
+    precision: Annotated[opt.Words, in_group("Machine", metavar="P")] = None,
+    batch_size: Annotated[opt.Words, in_group("Machine", alias="-b", metavar="N")] = None,
+    rounds: Annotated[int, Parameter(metavar="N")] = 10,
+    threads: Annotated[int | None, in_group("Machine", metavar="N")] = None,
+    device: Annotated[Literal["cpu", "cuda"], in_group("Machine", metavar="cpu|cuda")] = "cpu",
+    csv: opt.Csv = False,
+    plugins: opt.Plugins = opt.Plugins(),
+    shown: opt.Shown = opt.Shown(),
+) -> int:
+    """Measure latency and throughput of models on this machine, in every runtime.
 
+    Args:
+        backends: ways to run a model: eager, folded, compiled, onnx, openvino (default: eager folded)
+        precision: fp32, bf16 or int8 (default: fp32)
+        batch_size: images per batch, or best (default: 1 16)
+        rounds: number of turns of each way (default: 10)
+        threads: CPU threads for computation (default: torch's)
+        device: device (default: cpu)
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the verb."""
-    parser.add_argument("models", nargs="+", metavar="MODEL", help="model name, run directory or export")
-    parser.add_argument(
-        "--backends",
-        nargs="+",
-        default=["eager", "folded"],
-        metavar="BACKEND",
-        help="ways to run a model: eager, folded, compiled, onnx, openvino (default: eager folded)",
-    )
-    parser.add_argument(
-        "--precision", nargs="+", default=["fp32"], metavar="P", help="fp32, bf16 or int8 (default: fp32)"
-    )
-    parser.add_argument(
-        "--batch-size", nargs="+", default=["1", "16"], metavar="N", help="images per batch, or best (default: 1 16)"
-    )
-    parser.add_argument("--rounds", default="10", metavar="N", help="number of turns of each way (default: 10)")
-    add_common(parser, "--threads")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="device (default: cpu)")
-    parser.add_argument("--csv", action="store_true", help="print the result as CSV")
-    add_common(parser, "--json")
-    example(parser, EXAMPLE)
+    Example:
+        weft bench levit_256 --backends eager folded openvino --precision fp32 bf16
+        weft bench runs/photos deploy/photos --batch-size 1 best
 
-
-def run(args: argparse.Namespace) -> int:
-    """Measure speeds, and print the table."""
-    one_format(args)
-    from weft.bench.speed import BEST, speed
+        All ways take turns on the same images. ratio: throughput relative to the first line with the same batch size.
+        differs: largest difference of the logits from the model in fp32, relative to the largest logit (meaningless for
+        int8, which is calibrated on noise here). MB: memory of the process, or on a GPU the most that it has allocated
+        there.
+    """
+    one_format(json=shown.json, csv=csv)
+    from weft.bench.speed import speed
 
     rows = speed(
-        args.models,
-        backends=args.backends,
-        precisions=args.precision,
-        batch_sizes=[text if text == BEST else whole("--batch-size", text) for text in args.batch_size],
-        rounds=whole("--rounds", args.rounds),
-        threads=None if args.threads is None else whole("--threads", args.threads, MAX_THREADS),
-        device=args.device,
+        models,
+        backends=backends or ["eager", "folded"],
+        precisions=precision or ["fp32"],
+        batch_sizes=[int(text) if text.isdecimal() else text for text in batch_size or ["1", "16"]],
+        rounds=rounds,
+        threads=threads,
+        device=device,
     )
-    if args.json:
+    if shown.json:
         print_json([row.as_dict() for row in rows])
-    elif args.csv:
+    elif csv:
         print_csv(list(rows[0].as_dict()), [list(row.as_dict().values()) for row in rows])
     else:
         print(table(HEADER, [_cells(row) for row in rows]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.metadata
 import platform
 import re
@@ -13,24 +12,10 @@ import psutil
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from weft.cli.options import add_common, example, note, print_json, table
+from weft.cli.options import Shown, note, print_json, table
 from weft.errors import DISTRIBUTION, is_installed
 from weft.processor import available_cores, cpu_flags, cpu_name, num_threads, processor_class
 from weft.version import __version__
-
-HELP = "check installed versions, and describe this machine"
-
-EXAMPLE = """
-weft doctor
-
-package      installed  needed    state   extra
-torch        2.15.0     >=2.10    ok
-onnx         1.21.0     >=1.21    ok      deploy
-pillow-heif  -          >=1.1     absent  heic
-...
-
-An absent package is optional. Install the packages of an extra, for example: pip install 'weft-vision[heic]'
-"""
 
 DEVELOPMENT = ("dev", "docs")  # extras for work on weft itself, which are not listed
 # required packages that an installation without torch lacks (requirements-runtime.txt)
@@ -40,23 +25,30 @@ WITH_TORCH = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the verb."""
-    add_common(parser, "--json")
-    example(parser, EXAMPLE)
+def doctor(*, shown: Shown = Shown()) -> int:
+    """Check installed versions, and describe this machine.
 
+    Example:
+        weft doctor
 
-def run(args: argparse.Namespace) -> int:
-    """Print versions and the machine; return 1 if a required package is missing, any is too old, or none is known."""
+        package      installed  needed    state   extra
+        torch        2.15.0     >=2.10    ok
+        onnx         1.21.0     >=1.21    ok      deploy
+        pillow-heif  -          >=1.1     absent  heic
+        ...
+
+        An absent package is optional. Install the packages of an extra, for example: pip install 'weft-vision[heic]'
+        The exit code is 1 if a required package is missing, or any is too old.
+    """
     packages = check_packages()
-    if not args.json:  # before torch is imported
+    if not shown.json:  # before torch is imported
         print(f"weft {__version__}, Python {platform.python_version()}\n")
         print(
             table(("package", "installed", "needed", "state", "extra"), [tuple(row.values()) for row in packages]),
             flush=True,
         )
     machine = describe_machine()
-    if args.json:
+    if shown.json:
         print_json({"weft": __version__, "packages": packages, "machine": machine})
     else:
         print(

@@ -2,101 +2,79 @@
 
 from __future__ import annotations
 
-import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from weft.cli.options import (
-    NO_FORMULA,
-    RUN,
-    add_common,
-    example,
-    one_format,
-    percentage,
-    print_csv,
-    print_json,
-    table,
-    use_threads,
-)
+from weft.cli import options as opt
+from weft.cli.options import given, in_group, one_format, print_csv, print_json, table
 
 if TYPE_CHECKING:
     from weft.inference.metrics import Evaluation
     from weft.models.papers import Printed
 
-HELP = "measure a model on labelled images: top-1, top-5, per class, confusion matrix"
-
-EXAMPLE = """
-weft evaluate runs/photos more_photos/ --out runs/photos-check
-
-more_photos/ holds one folder per class; folders are matched with the model's classes by name.
-By default, images that the run was trained on are left out; change it with --split.
-For weights without class names, folders named by numbers (as in ImageNet-V2) are matched by value. For a public model
-(weft evaluate levit_256 photos/), folders are WordNet ids, ImageNet names or numbers; if there are some of the classes,
-results are over these alone, and the top-1 among all classes is added. On all 1,000 classes, the accuracy that the
-paper reports is printed next to the measured one.
-"""
-
 MAX_CLASSES = 20  # of a confusion matrix that is printed
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the verb."""
-    parser.add_argument("run", metavar="RUN", help=RUN)
-    parser.add_argument("data", metavar="DATA", help="folder of images, or `digits`")
-    parser.add_argument(
-        "--split", choices=("auto", "train", "val", "test", "all"), default="auto", help="images of DATA to use"
-    )
-    add_common(parser, "--batch-size", "--img-size", "--device", "--precision", "--threads")
-    add_common(parser, "--workers", "--limit", "--max-pixels", "--follow-links", "--tta", "--reject-at-error")
-    parser.add_argument(
-        "--real-labels", metavar="FILE", help="also score with ReaL labels (real.json), several or none per image"
-    )
-    parser.add_argument(
-        "--unknown-images",
-        metavar="FOLDER",
-        help="also measure how well images that show none of the classes are detected",
-    )
-    add_common(parser, "--out", out="report.html, evaluation.json")
-    add_common(parser, "--force", "--json")
-    parser.add_argument("--csv", action="store_true", help=f"print the scores of each class as CSV; {NO_FORMULA}")
-    add_common(parser, "--quiet")
-    example(parser, EXAMPLE)
+def evaluate(
+    run: opt.Run,
+    data: str,
+    /,
+    *,
+    split: Annotated[Literal["auto", "train", "val", "test", "all"], in_group("Data", metavar="SPLIT")] = "auto",
+    unknown_images: Annotated[str | None, in_group("Data", metavar="FOLDER")] = None,
+    real_labels: Annotated[str | None, in_group("Data", metavar="FILE")] = None,
+    tta: opt.Tta = False,
+    reject_at_error: opt.Percent = None,
+    out: opt.Out = None,
+    csv: opt.Csv = False,
+    dataset: opt.Dataset = opt.Dataset(),
+    inference: opt.Inference = opt.Inference(),
+    machine: opt.Machine = opt.Machine(),
+    output: opt.Output = opt.Output(),
+) -> int:
+    """Measure a model on labelled images: top-1, top-5, per class, confusion matrix.
 
+    Args:
+        data: folder of images, or `digits`
+        split: images of DATA to use: auto, train, val, test or all
+        unknown_images: also measure how well images that show none of the classes are detected
+        real_labels: also score with ReaL labels (real.json), several or none per image
+        out: output directory (report.html, evaluation.json)
 
-def run(args: argparse.Namespace) -> int:
-    """Evaluate a model, and print the result as text, JSON or CSV."""
-    one_format(args)
-    use_threads(args.threads)
-    from weft.inference import evaluate
+    Example:
+        weft evaluate runs/photos more_photos/ --out runs/photos-check
 
-    result = evaluate(
-        args.run,
-        args.data,
-        split=args.split,
-        batch_size=args.batch_size,
-        img_size=args.img_size,
-        device=args.device or "auto",
-        precision=args.precision or "fp32",
-        workers=args.workers,
-        limit=args.limit,
-        max_pixels=args.max_pixels,
-        follow_links=args.follow_links,
-        tta=args.tta,
-        reject_at_error=percentage("--reject-at-error", args.reject_at_error),
-        unknown_images=args.unknown_images,
-        real_labels=args.real_labels,
-        out=args.out,
-        force=args.force,
+        more_photos/ holds one folder per class; folders are matched with the model's classes by name.
+        By default, images that the run was trained on are left out; change it with --split.
+        For weights without class names, folders named by numbers (as in ImageNet-V2) are matched by value. For a public
+        model (weft evaluate levit_256 photos/), folders are WordNet ids, ImageNet names or numbers; if there are some
+        of the classes, results are over these alone, and the top-1 among all classes is added. On all 1,000 classes,
+        the accuracy that the paper reports is printed next to the measured one.
+    """
+    import weft.inference as library
+
+    one_format(json=output.json, csv=csv)
+    result = library.evaluate(
+        run,
+        data,
+        split=split,
+        tta=tta,
+        reject_at_error=reject_at_error,
+        unknown_images=unknown_images,
+        real_labels=real_labels,
+        out=out,
+        force=output.force,
+        **given(inference, dataset),
     )
-    if args.json:
+    if output.json:
         print_json(result.as_dict())
-    elif args.csv:
+    elif csv:
         print_csv(("class", "images", "precision", "recall", "f1"), result.per_class)
     else:
         from weft.checkpoints.hub import printed_row
         from weft.checkpoints.resolve import is_path
 
-        is_as_reported = not (is_path(args.run) or args.tta or args.limit or args.img_size)
-        print(_text(result, printed_row(args.run) if is_as_reported else None))
+        is_as_reported = not (is_path(run) or tta or inference.limit or inference.img_size)
+        print(_text(result, printed_row(run) if is_as_reported else None))
     return 0
 
 

@@ -2,81 +2,80 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from weft.cli.options import MODEL, add_common, example, print_json, table, whole
+from cyclopts import Parameter
+
+from weft.cli import options as opt
+from weft.cli.options import flat, given, in_group, print_json, table
+from weft.deploy.formats import AUTO, FORMATS
 
 if TYPE_CHECKING:
     from weft.deploy.verification import ConsideredExport
 
-HELP = "export a model to ONNX, OpenVINO or torch, and verify its outputs"
 
-EXAMPLE = """
-weft export runs/photos deploy/photos --format openvino --precision int8 --data photos/
-weft predict deploy/photos holiday/beach.jpg
+@flat
+class Labelled:
+    """Reading of the images of --data."""
 
-weft export runs/photos deploy/photos --format auto --data photos/
-
-auto builds the exports that fit this machine and hold the accuracy, and times them. The fastest is used (chosen.json).
-Formats: onnx (fp32, fp16, int8), openvino (fp32, fp16, bf16, int8) and torch (fp32, fp16, bf16), a .pt2 file for use
-outside weft.
-int8 is calibrated on the training images of --data. An export that loses more than --max-drop points of top-1 on the
-held-out images, and more than one image, is deleted, and the exit code is 7.
-"""
+    limit: str | None = None
+    max_pixels: str | None = None
+    follow_links: bool | None = None
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the verb."""
-    parser.usage = "weft export RUN OUT [options]"
-    parser.add_argument("run", metavar="RUN", help=MODEL)
-    parser.add_argument("out", metavar="OUT", help="directory to write, or a file .onnx, .xml or .pt2")
-    formats = ("onnx", "openvino", "torch", "auto")
-    parser.add_argument("--format", choices=formats, help="export format (default: by the suffix of OUT, else onnx)")
-    parser.add_argument(
-        "--precision",
-        choices=("fp32", "fp16", "bf16", "int8"),
-        help="number format (default: fp32; with --format auto the fastest)",
-    )
-    parser.add_argument("--data", metavar="DATA", help="labelled images for calibration and verification")
-    parser.add_argument(
-        "--max-drop",
-        type=float,
-        default=0.5,
-        metavar="POINTS",
-        help="maximum loss of top-1, in percentage points (default: 0.5)",
-    )
-    parser.add_argument(
-        "--batch-size",
-        nargs="+",
-        metavar="N",
-        help="images per batch at which --format auto times the exports (default: 1 16)",
-    )
-    add_common(parser, "--limit", "--max-pixels", "--follow-links", "--force", "--json", "--quiet")
-    example(parser, EXAMPLE)
+def export(
+    run: opt.Model,
+    out: str,
+    /,
+    *,
+    format: Annotated[str | None, Parameter(metavar="FORMAT", choices=(*FORMATS, AUTO))] = None,
+    precision: Annotated[Literal["fp32", "fp16", "bf16", "int8"] | None, in_group("Machine", metavar="P")] = None,
+    data: Annotated[str | None, in_group("Data", metavar="DATA")] = None,
+    max_drop: Annotated[float, Parameter(metavar="POINTS")] = 0.5,
+    batch_size: Annotated[list[int] | None, in_group("Machine", alias="-b", metavar="N", consume_multiple=True)] = None,
+    labelled: Labelled = Labelled(),
+    plugins: opt.Plugins = opt.Plugins(),
+    output: opt.Output = opt.Output(),
+) -> int:
+    """Export a model to ONNX, OpenVINO or torch, and verify its outputs.
 
+    Args:
+        out: directory to write, or a file .onnx, .xml or .pt2
+        format: onnx, openvino, torch or auto (default: by the suffix of OUT, else onnx)
+        precision: number format: fp32, fp16, bf16 or int8 (default: fp32; with --format auto the fastest)
+        data: labelled images for calibration and verification
+        max_drop: maximum loss of top-1, in percentage points (default: 0.5)
+        batch_size: images per batch at which --format auto times the exports (default: 1 16)
 
-def run(args: argparse.Namespace) -> int:
-    """Export a model, and print the differences from the model."""
+    Example:
+        weft export runs/photos deploy/photos --format openvino --precision int8 --data photos/
+        weft predict deploy/photos holiday/beach.jpg
+
+        weft export runs/photos deploy/photos --format auto --data photos/
+
+        auto builds the exports that fit this machine and hold the accuracy, and times them. The fastest is used
+        (chosen.json).
+        Formats: onnx (fp32, fp16, int8), openvino (fp32, fp16, bf16, int8) and torch (fp32, fp16, bf16), a .pt2 file
+        for use outside weft.
+        int8 is calibrated on the training images of --data. An export that loses more than --max-drop points of top-1
+        on the held-out images, and more than one image, is deleted, and the exit code is 7.
+    """
     from weft.inference.exports import BATCH_SIZES, export_run
     from weft.progress import say
 
-    sizes = None if args.batch_size is None else [whole("--batch-size", text, 4096) for text in args.batch_size]
     report = export_run(
-        args.run,
-        args.out,
-        format=args.format,
-        precision=args.precision,
-        data=args.data,
-        max_drop=args.max_drop,
-        batch_sizes=sizes,
-        limit=args.limit,
-        max_pixels=args.max_pixels,
-        follow_links=args.follow_links,
-        force=args.force,
+        run,
+        out,
+        format=format,
+        precision=precision,
+        data=data,
+        max_drop=max_drop,
+        batch_sizes=batch_size,
+        force=output.force,
+        **given(labelled),
     )
-    if args.json:
+    if output.json:
         print_json(report.as_dict())
         return 0
     from weft.deploy.formats import PACKAGES, precision_note
@@ -91,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     )
     if report.top1 is not None and report.top1_model is not None:
         print(f"top-1: {accuracy_text(report.top1, report.images)}; of the model: {report.top1_model:.2f} %")
-        print(report.drop_text(args.max_drop))
+        print(report.drop_text(max_drop))
     if not report.candidates:
         if report.format in PACKAGES:
             text = precision_note(report.format, report.precision)
@@ -100,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
         if text is not None:
             say(text)
     if report.candidates:
-        print("\n" + _table(report.candidates, sizes or BATCH_SIZES))
+        print("\n" + _table(report.candidates, batch_size or BATCH_SIZES))
     return 0
 
 

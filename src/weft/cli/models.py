@@ -2,62 +2,53 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-from typing import Any
+from typing import Annotated, Any
 
-from weft.cli.options import add_common, example, note, print_json, table
+from cyclopts import Parameter
+
+from weft.cli.options import Plugins, Shown, note, print_json, table
 from weft.errors import unknown
 from weft.models.families import VARIANTS, check_name, family_named, is_model, list_models
 from weft.models.papers import DATA_SETS, MACHINES, TABLES, Printed, printed_rows, row_of
 
-HELP = "list models: size, parameters, multiply-adds, reported accuracy, weights"
-
 HEADER = ("name", "size", "params", "MACs", "reported", "top-1", "source", "weights")
 
-EXAMPLE = """
-weft models "levit_128*"
 
-name        size  params    MACs  reported    top-1  source                weights
-levit_128    224   9.21M  405.3M  9.2M, 406M   78.6  LeViT paper, Table 3  apache-2.0
-levit_128s   224   7.78M  304.7M  7.8M, 305M   76.6  LeViT paper, Table 3  apache-2.0
+def models(
+    pattern: str = "*",
+    /,
+    *,
+    papers: Annotated[list[str] | None, Parameter(metavar="[PAPER]", consume_multiple=(0, 1))] = None,
+    plugins: Plugins = Plugins(),
+    shown: Shown = Shown(),
+) -> int:
+    """List models: size, parameters, multiply-adds, reported accuracy, weights.
 
-weft models resnet50                 # a model of timm, counted; `weft models resnet` lists all that match
-weft models --papers levit           # all rows of a paper's tables, and the commands that evaluate and train them
-"""
+    Args:
+        pattern: part of a name, name of a family, model of timm, or shell pattern such as 'ceit*' (default: all of
+            weft)
+        papers: list the tables of ceit, cvt, levit or deit (default: all), with parameters and multiply-adds as counted
+            by weft, public weights, and the commands that evaluate and train each row
 
+    Example:
+        weft models "levit_128*"
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the verb."""
-    parser.add_argument(
-        "pattern",
-        nargs="?",
-        default="*",
-        metavar="PATTERN",
-        help="part of a name, name of a family, model of timm, or shell pattern such as 'ceit*' (default: all of weft)",
-    )
-    parser.add_argument(
-        "--papers",
-        metavar="PAPER",
-        nargs="?",
-        const="*",
-        help="list the tables of ceit, cvt, levit or deit (default: all), with parameters and multiply-adds as counted"
-        " by weft, public weights, and the commands that evaluate and train each row",
-    )
-    add_common(parser, "--json")
-    example(parser, EXAMPLE)
+        name        size  params    MACs  reported    top-1  source                weights
+        levit_128    224   9.21M  405.3M  9.2M, 406M   78.6  LeViT paper, Table 3  apache-2.0
+        levit_128s   224   7.78M  304.7M  7.8M, 305M   76.6  LeViT paper, Table 3  apache-2.0
 
-
-def run(args: argparse.Namespace) -> int:
-    """Print the table."""
-    if args.papers is not None:
-        return _papers(args.pattern if args.papers == "*" else args.papers, as_json=args.json)
-    pattern = args.pattern.lower()
-    if not any(character in pattern for character in "*?["):
-        pattern = f"*{pattern.replace('-', '_')}*"
-    names = list_models(pattern)
-    records = [_record(name) for name in names] if names else _of_timm(args.pattern, pattern)
-    if args.json:
+        weft models resnet50                 # a model of timm, counted; `weft models resnet` lists all that match
+        weft models --papers levit           # all rows of a paper's tables, and the commands that evaluate and train
+    """
+    if papers is not None:
+        return _papers(papers[0] if papers else pattern, as_json=shown.json)
+    wanted = pattern.lower()
+    if not any(character in wanted for character in "*?["):
+        wanted = f"*{wanted.replace('-', '_')}*"
+    names = list_models(wanted)
+    records = [_record(name) for name in names] if names else _of_timm(pattern, wanted)
+    if shown.json:
         print_json(records)
     else:
         print(table(HEADER, [_cells(record) for record in records]))

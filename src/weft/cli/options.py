@@ -1,108 +1,82 @@
-"""Options shared by several verbs, and functions that print their results."""
+"""Options that mean the same under several verbs, and functions that print their results.
+
+Fields are options, and their docstrings the help. A field that is named like a setting of the recipe with an option has
+its flag, placeholder and help from `recipes/schema.py`; its text is checked where recipes are read.
+"""
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar, get_origin
 
-from weft.errors import UsageError
-from weft.processor import MAX_THREADS, set_num_threads
+from cyclopts import Group, Parameter, validators
+
+from weft.errors import DataError, UsageError
 from weft.recipes.describe import options
+from weft.recipes.fields import bytes_of, seconds_of
 from weft.text import csv_cell, one_line
 
-COMMON: dict[str, dict[str, Any]] = {
-    "--plugin": dict(
-        metavar="FILE",
-        action="append",
-        default=[],
-        help="Python file with a family of networks of your own (docs/your-own-network.md); it is run",
-    ),
-    "--recipe": dict(metavar="NAME|FILE", help="recipe name (see `weft recipes`) or YAML file"),
-    "--set": dict(
-        metavar="KEY=VALUE",
-        action="append",
-        default=[],
-        help="recipe setting, for example optim.lr=3e-4; may be repeated (all: `weft recipes settings`)",
-    ),
-    "--out": dict(metavar="DIR", help="output directory"),
-    "--threads": dict(metavar="N", help="CPU threads for computation (default: torch's)"),
-    "--tta": dict(
-        action="store_true",
-        help="test-time augmentation: average with the mirror image; not if left and right matter",
-    ),
-    "--reject-at-error": dict(
-        metavar="PERCENT",
-        help="reject predictions below the confidence at which this percentage of the held-out images was wrong",
-    ),
-    "--force": dict(action="store_true", help="overwrite existing output"),
-    "--json": dict(action="store_true", help="print the result as JSON"),
-    "--quiet": dict(action="store_true", help="print no progress and no notes"),
+Kind = TypeVar("Kind", bound=type)
+
+GROUPS = {  # heading in the help -> settings of the recipe below it
+    "Arguments": (),
+    "Options": (),
+    "Network": ("model", "start_from", "img_size"),
+    "Training": ("epochs", "batch_size", "lr", "seed"),
+    "Data": ("limit", "max_pixels", "follow_links", "group", "folds", "unknown_images"),
+    "Machine": ("device", "precision", "workers"),
+    "Stop and resume": (),
+    "Output": (),
 }
-MODEL = "run directory (its best model is used), model directory, hf-hub:OWNER/NAME, or name of a public model"
-RUN = "run directory (its best model is used), model directory, export, hf-hub:OWNER/NAME, or name of a public model"
-NO_FORMULA = "a text that a spreadsheet would run as a formula (first character = + - @) gets a leading apostrophe"
-RUN_OPTIONS = (
-    *("--set", "--epochs", "--batch-size", "--device", "--precision", "--workers", "--limit", "--max-pixels"),
-    "--follow-links",
-)
+HEADINGS = {name: Group(name, sort_key=number) for number, name in enumerate(GROUPS)}
+PANELS: Any = {"group_arguments": HEADINGS["Arguments"], "group_parameters": HEADINGS["Options"]}  # of an `App`
+GROUP_OF = {name: HEADINGS[group] for group, names in GROUPS.items() for name in names}
+SHORT = {"model": "-m", "batch_size": "-b"}
 
 
-def add_common(parser: argparse.ArgumentParser, *names: str, **extra: str) -> None:
-    """Add options that several verbs share: those of `COMMON`, and of settings of the recipe.
-
-    Args:
-        parser: of the verb.
-        names: options, such as `--out`.
-        extra: text to add to the help of an option, for example `out="default: runs/..."`.
-    """
-    for name in names:
-        arguments = dict(COMMON[name]) if name in COMMON else setting_option(name)
-        if more := extra.get(name.lstrip("-").replace("-", "_")):
-            arguments["help"] = f"{arguments['help']} ({more})"
-        parser.add_argument(name, **arguments)
+def in_group(heading: str, **keywords: Any) -> Parameter:
+    """Return an option under one of the headings of `GROUPS`."""
+    return Parameter(group=HEADINGS[heading], **keywords)
 
 
-def setting_option(flag: str) -> dict[str, Any]:
-    """Return the arguments of `add_argument` for the option of a setting, derived from the recipe schema."""
-    option = next(option for option in options().values() if option.flag == flag)
-    help = option.summary[:1].lower() + option.summary[1:]
-    if option.type is bool:
-        return {"dest": option.argument, "help": help, "action": "store_true", "default": None}
-    values = {"choices": option.choices} if option.choices else {"metavar": option.metavar}
-    return {"dest": option.argument, "help": help, **values}
+def setting(name: str) -> Parameter:
+    """Return the option of a setting of the recipe, by the name of its argument."""
+    option = options()[name]
+    return Parameter(
+        name=option.flag,
+        alias=SHORT.get(name),
+        help=option.summary[:1].lower() + option.summary[1:],
+        metavar="|".join(option.choices) or option.metavar,
+        choices=option.choices or None,
+        group=GROUP_OF[name],
+    )
 
 
-def setting(text: str) -> tuple[str, Any]:
-    """Return the key and the value of one `--set KEY=VALUE`."""
-    key, equals, value = text.partition("=")
-    if not equals or not key:
-        raise UsageError(f"--set takes KEY=VALUE; got '{text}'. For example: --set optim.lr=3e-4.")
-    return key, value
+def flat(kind: Kind) -> Kind:
+    """Make a class a dataclass whose fields are options of the verbs that take it."""
+    for name, hint in kind.__annotations__.items():
+        if name in options() and get_origin(hint) is not Annotated:
+            value = bool if options()[name].type is bool else str
+            kind.__annotations__[name] = Annotated[value | None, setting(name)]
+    return Parameter(name="*")(dataclass(frozen=True, kw_only=True)(kind))
 
 
-def run_settings(args: argparse.Namespace) -> dict[str, Any]:
-    """Return `--set` and the given options of settings as recipe settings, by dotted key."""
-    given = ((option.key, getattr(args, option.argument, None)) for option in options().values())
-    return dict(setting(text) for text in args.set) | {key: value for key, value in given if value is not None}
+def given(*records: object) -> dict[str, Any]:
+    """Return the options that were given, as keyword arguments; for the others, the defaults of the library hold."""
+    return {name: value for record in records for name, value in vars(record).items() if value is not None}
 
 
-def whole(option: str, text: Any, most: int = 1 << 48) -> int:
-    """Return the value of an option that is a whole number from 1 to `most`."""
-    if not str(text).isdecimal() or len(str(text)) > 15 or not 1 <= int(text) <= most:
-        bound = f" and at most {most}" if most < 1 << 48 else ""
-        raise UsageError(f"{option} must be a whole number of at least 1{bound}; got {text}.")
-    return int(text)
+def parsed(parse: Callable[[str, str], float]) -> Any:
+    """Return a converter of an option from a function of the text and the name of the option."""
+    return lambda kind, tokens: parse(tokens[0].value, tokens[0].keyword)
 
 
-def percentage(option: str, text: str | None) -> float | None:
-    """Return the value of an option in percent, such as `1%` or `0.5`, as a share from 0 to below 1; None without a
-    value."""
-    if text is None:
-        return None
+def percentage(text: str, option: str) -> float:
+    """Return a value in percent, such as `1%` or `0.5`, as a share from 0 to below 1."""
     try:
         share = float(text.strip().removesuffix("%")) / 100
     except ValueError:
@@ -112,44 +86,161 @@ def percentage(option: str, text: str | None) -> float | None:
     return share
 
 
-def use_threads(text: str | None) -> None:
-    """Set the number of CPU threads of torch and of every inference runtime."""
-    if text is not None:
-        set_num_threads(whole("--threads", text, MAX_THREADS))
+MODEL = "run directory (its best model is used), model directory, hf-hub:OWNER/NAME, or name of a public model"
+RUN = "run directory (its best model is used), model directory, export, hf-hub:OWNER/NAME, or name of a public model"
+NO_FORMULA = "a text that a spreadsheet would run as a formula (first character = + - @) gets a leading apostrophe"
+
+Run = Annotated[str, Parameter(help=RUN)]
+Model = Annotated[str, Parameter(help=MODEL)]
+ImageFiles = Annotated[list[str], Parameter(help="image files, folders, or quoted patterns such as 'x/*.png'")]
+Number = Annotated[int, Parameter(metavar="N")]
+Positive = Annotated[int, Parameter(metavar="N", validator=validators.Number(gte=1))]
+Words = Annotated[list[str] | None, Parameter(consume_multiple=True)]
+Settings = Annotated[list[str] | None, in_group("Training", name="--set", metavar="KEY=VALUE")]
+Recipe = Annotated[
+    str | None, in_group("Training", metavar="NAME|FILE", help="recipe name (see `weft recipes`) or YAML file")
+]
+Out = Annotated[str | None, in_group("Output", alias="-o", metavar="DIR")]
+Csv = Annotated[bool, in_group("Output", help=f"print CSV; {NO_FORMULA}")]
+Tta = Annotated[
+    bool,
+    Parameter(help="test-time augmentation: average with the mirror image; not if left and right matter"),
+]
+Percent = Annotated[
+    float | None,
+    Parameter(
+        converter=parsed(percentage),
+        metavar="PERCENT",
+        help="reject predictions below the confidence at which this percentage of the held-out images was wrong",
+    ),
+]
+
+Duration = Annotated[float | None, Parameter(converter=parsed(seconds_of), metavar="TIME")]
+Size = Annotated[float | None, Parameter(converter=parsed(bytes_of), metavar="SIZE")]
 
 
-def one_format(args: argparse.Namespace) -> None:
+@flat
+class Shown:
+    """How a result is shown."""
+
+    json: Annotated[bool, in_group("Output")] = False
+    """print the result as JSON"""
+
+    quiet: Annotated[bool, in_group("Output", alias="-q")] = False
+    """print no progress and no notes"""
+
+
+@flat
+class Output(Shown):
+    """How a result is shown and written, of a verb with models."""
+
+    force: Annotated[bool, in_group("Output")] = False
+    """overwrite existing output"""
+
+
+@flat
+class Plugins:
+    """Third-party networks."""
+
+    plugin: Annotated[list[str] | None, in_group("Network", metavar="FILE")] = None
+    """Python file with a family of networks of your own (docs/your-own-network.md); it is run; may be repeated"""
+
+
+@flat
+class Machine(Plugins):
+    """Threads of this process."""
+
+    threads: Annotated[Positive | None, in_group("Machine", metavar="N")] = None
+    """CPU threads for computation (default: torch's)"""
+
+
+@flat
+class Images:
+    """Images, and the model that is applied to them."""
+
+    img_size: str | None = None
+    device: str | None = None
+    limit: str | None = None
+    max_pixels: str | None = None
+
+
+@flat
+class Inference(Images):
+    """The same, in batches."""
+
+    batch_size: str | None = None
+    precision: str | None = None
+
+
+@flat
+class Dataset:
+    """Reading of labelled images."""
+
+    workers: str | None = None
+    follow_links: bool | None = None
+
+
+@flat
+class Sweep:
+    """Training runs of a comparison or a study: where they run, and their settings."""
+
+    engine: Annotated[Literal["local", "ray"], in_group("Machine", metavar="local|ray")] = "local"
+    """where training runs (default: local)"""
+
+    jobs: Annotated[Positive, in_group("Machine")] = 1
+    """concurrent training runs (default: 1)"""
+
+    threads: Annotated[Positive | None, in_group("Machine", metavar="N")] = None
+    """CPU threads per training run (default: the cores shared among --jobs)"""
+
+    epochs: str | None = None
+    batch_size: str | None = None
+    img_size: str | None = None
+    device: str | None = None
+    precision: str | None = None
+    workers: str | None = None
+    limit: str | None = None
+    max_pixels: str | None = None
+    follow_links: bool | None = None
+
+
+def pairs(texts: Iterable[str] | None) -> dict[str, str]:
+    """Return keys and values of `--set KEY=VALUE`."""
+    found: dict[str, str] = {}
+    for text in texts or ():
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise UsageError(f"--set takes KEY=VALUE; got '{text}'. For example: --set optim.lr=3e-4.")
+        found[key] = value
+    return found
+
+
+def run_settings(texts: Iterable[str] | None, record: object) -> dict[str, Any]:
+    """Return `--set` and the given options of settings as recipe settings, by dotted key."""
+    return pairs(texts) | {options()[name].key: value for name, value in given(record).items() if name in options()}
+
+
+def one_format(*, json: bool, csv: bool) -> None:
     """Refuse two output formats at the same time."""
-    if args.json and args.csv:
+    if json and csv:
         raise UsageError("--json and --csv exclude each other; pass one of them.")
-
-
-def refuse_options_of_others(
-    args: argparse.Namespace, verb: str, action: str, options: Mapping[str, Sequence[str]]
-) -> None:
-    """Refuse options that the chosen action of a verb does not read.
-
-    Args:
-        args: parsed arguments; the default of such an option is None, False or [].
-        verb: verb and action, for the message.
-        action: the chosen action.
-        options: action -> the options that it reads.
-    """
-    for option in dict.fromkeys(option for known in options.values() for option in known):
-        value = getattr(args, option.lstrip("-").replace("-", "_"))
-        if option not in options[action] and value not in (None, False, []):
-            owners = " and ".join(name for name, known in options.items() if option in known)
-            raise UsageError(f"weft {verb} does not read {option}, an option of {owners}. Leave it out.")
-
-
-def example(parser: argparse.ArgumentParser, text: str) -> None:
-    """Add an example to the end of a verb's help."""
-    parser.epilog = "example:\n" + "\n".join(f"  {line}".rstrip() for line in text.strip("\n").splitlines())
 
 
 def note(text: str) -> None:
     """Print one line to stderr."""
     print(one_line(text), file=sys.stderr)
+
+
+def note_unreadable(messages: Sequence[object], among: int | None = None) -> int:
+    """Print to stderr why images could not be read, and return the exit code."""
+    from weft.progress import say
+
+    for message in messages:
+        note(f"weft: {message}")
+    if messages:
+        number = len(messages) if among is None else f"{len(messages)} of {among}"
+        say(f"weft: {number} images could not be read.")
+    return DataError.exit_code if messages else 0
 
 
 def print_json(value: Any) -> None:

@@ -2,44 +2,49 @@
 
 from __future__ import annotations
 
-import argparse
+from typing import Annotated
 
-from weft.cli.options import add_common, example, print_json
+from cyclopts import Parameter
 
-HELP = "upload a model to the Hugging Face hub, with a model card"
-
-EXAMPLE = """
-weft push runs/birds me/birds --license apache-2.0
-weft predict hf-hub:me/birds photo.jpg
-
-Log in with `hf auth login` or HF_TOKEN. Uploads the weights, config.json, README.md (the card), and unknown.safetensors
-(the detector of unknown images, with features of training images) if the model has one; nothing else.
-weft push runs/birds me/birds --print-card prints the card without uploading.
-"""
+from weft.cli.options import Output, Plugins, print_json
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the verb."""
-    parser.add_argument("run", metavar="RUN", help="run directory (its best model is used) or model directory")
-    parser.add_argument("repo", metavar="OWNER/NAME", help="repository on the hub; created if it does not exist")
-    parser.add_argument(
-        "--license", metavar="ID", help="licence of the weights, by its hub name, for example apache-2.0"
-    )
-    parser.add_argument("--private", action="store_true", help="create the repository as private")
-    parser.add_argument("--print-card", action="store_true", help="print the model card, and exit")
-    add_common(parser, "--force", "--json", force="its history is kept")
-    example(parser, EXAMPLE)
+def push(
+    run: str,
+    repo: str,
+    /,
+    *,
+    license: Annotated[str | None, Parameter(metavar="ID")] = None,
+    private: bool = False,
+    print_card: bool = False,
+    plugins: Plugins = Plugins(),
+    output: Output = Output(),
+) -> int:
+    """Upload a model to the Hugging Face hub, with a model card.
 
+    Args:
+        run: run directory (its best model is used) or model directory
+        repo: repository OWNER/NAME on the hub; created if it does not exist (with --force, its history is kept)
+        license: licence of the weights, by its hub name, for example apache-2.0
+        private: create the repository as private
+        print_card: print the model card, and exit
 
-def run(args: argparse.Namespace) -> int:
-    """Upload a model, and print the address of its page."""
-    from weft.runs.hub import model_card, push
+    Example:
+        weft push runs/birds me/birds --license apache-2.0
+        weft predict hf-hub:me/birds photo.jpg
 
-    if args.print_card:
-        print(model_card(args.run, args.repo, license=args.license), end="")
+        Log in with `hf auth login` or HF_TOKEN. Uploads the weights, config.json, README.md (the card), and
+        unknown.safetensors (the detector of unknown images, with features of training images) if the model has one;
+        nothing else.
+        weft push runs/birds me/birds --print-card prints the card without uploading.
+    """
+    from weft.runs import hub as library
+
+    if print_card:
+        print(library.model_card(run, repo, license=license), end="")
         return 0
-    page = push(args.run, args.repo, license=args.license, private=args.private, force=args.force)
-    if args.json:
+    page = library.push(run, repo, license=license, private=private, force=output.force)
+    if output.json:
         print_json({"page": page})
     else:
         print(page)

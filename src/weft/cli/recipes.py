@@ -2,65 +2,34 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 from typing import Any
 
-from weft.cli.options import add_common, example, print_json, refuse_options_of_others, setting, table
+from cyclopts import App, Group
+
+from weft.cli import options as opt
+from weft.cli.options import pairs, print_json, table
 from weft.errors import UsageError
 
-HELP = "list and show training recipes"
-
-ACTIONS = ("list", "settings", "show")
-
-OPTIONS = {  # action -> options that it reads
-    "list": ("--json",),
-    "settings": ("--json",),
-    "show": ("--source", "--set"),
-}
-
-EXAMPLE = """
-weft recipes
-weft recipes settings
-weft recipes show levit_pretrain --set batch_size=2048
-weft recipes show cvt_21_pretrain --source
-weft recipes show ceit_pretrain --source > mine.yaml
-weft train photos/ --recipe mine.yaml
-"""
+app = App(name="recipes", group_commands=Group("Commands"), **opt.PANELS)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the verb."""
-    parser.usage = "weft recipes [list | settings | show NAME] [options]"
-    parser.add_argument("action", nargs="?", default="list", choices=ACTIONS, help="default: list")
-    parser.add_argument("name", nargs="?", metavar="NAME", help="recipe name or YAML file")
-    parser.add_argument(
-        "--source", action="store_true", help="with show: print the file itself, with its comments, to edit a copy"
-    )
-    add_common(parser, "--set", "--json")
-    example(parser, EXAMPLE)
+@app.default
+def recipes(*, shown: opt.Shown = opt.Shown()) -> int:
+    """List and show training recipes.
 
-
-def run(args: argparse.Namespace) -> int:
-    """List recipes or settings, or show a recipe."""
-    refuse_options_of_others(args, f"recipes {args.action}", args.action, OPTIONS)
-    if args.action in ("list", "settings"):
-        if args.name is not None:
-            see = f"weft recipes show {args.name}"
-            raise UsageError(f"weft recipes {args.action} takes no name; got '{args.name}'. To show a recipe: {see}.")
-        return _list(args.json) if args.action == "list" else _settings(args.json)
-    if args.source and args.set:
-        raise UsageError("--source prints the file of the recipe, without --set; got both. Leave one out.")
-    if args.name is None:
-        raise UsageError(f"weft recipes {args.action} needs the name of a recipe; got none. All names: weft recipes.")
-    return _show(args)
-
-
-def _list(as_json: bool) -> int:
+    Example:
+        weft recipes
+        weft recipes settings
+        weft recipes show levit_pretrain --set batch_size=2048
+        weft recipes show cvt_21_pretrain --source
+        weft recipes show ceit_pretrain --source > mine.yaml
+        weft train photos/ --recipe mine.yaml
+    """
     from weft.recipes import recipe_names
 
     rows = [_summary(name) for name in recipe_names()]
-    if as_json:
+    if shown.json:
         print_json(rows)
         return 0
     cells = []
@@ -72,13 +41,50 @@ def _list(as_json: bool) -> int:
     return 0
 
 
-def _settings(as_json: bool) -> int:
+@app.command
+def settings(*, shown: opt.Shown = opt.Shown()) -> int:
+    """List all settings of a recipe, with their defaults and allowed values.
+
+    Example:
+        weft recipes settings
+    """
     from weft.recipes import settings
 
-    if as_json:
+    if shown.json:
         print_json([{name: getattr(row, name) for name in ("key", "may_be", "default", "help")} for row in settings()])
     else:
         print(table(("setting", "default", "may be"), [(row.key, str(row.default), row.may_be) for row in settings()]))
+    return 0
+
+
+@app.command
+def show(name: str, /, *, source: bool = False, settings: opt.Settings = None) -> int:
+    """Show all settings of a recipe, or its file.
+
+    Args:
+        name: recipe name or YAML file
+        source: print the file itself, with its comments, to edit a copy
+        settings: recipe setting, for example optim.lr=3e-4; may be repeated
+
+    Example:
+        weft recipes show levit_pretrain --set batch_size=2048
+        weft recipes show ceit_pretrain --source > mine.yaml
+    """
+    from weft.recipes import dump, load_recipe, recipe_text
+    from weft.train.schedule import peak_lr
+
+    if source and settings:
+        raise UsageError("--source prints the file of the recipe, without --set; got both. Leave one out.")
+    if source:
+        print(recipe_text(name), end="")
+        return 0
+    recipe = load_recipe(name, list(pairs(settings).items()))
+    if isinstance(recipe.batch_size, int):
+        print(f"# {recipe.batch_size} images per step = per device x devices x accumulate ({recipe.accumulate});")
+        print(f"# peak learning rate {peak_lr(recipe):g}")
+    else:
+        print("# images per step: chosen when training starts (batch_size: auto), and with it the rate of lr_per_512")
+    print(dump(recipe), end="")
     return 0
 
 
@@ -99,20 +105,3 @@ def _summary(name: str) -> dict[str, Any]:
         "what": re.split(r"\.(\s|$)", text.splitlines()[0].removeprefix("# "))[0],  # first sentence of the file
         "source": re.sub(r"\s*\n#\s+", " ", source[1]) if source else "",
     }
-
-
-def _show(args: argparse.Namespace) -> int:
-    from weft.recipes import dump, load_recipe, recipe_text
-    from weft.train.schedule import peak_lr
-
-    if args.source:
-        print(recipe_text(args.name), end="")
-        return 0
-    recipe = load_recipe(args.name, [setting(text) for text in args.set])
-    if isinstance(recipe.batch_size, int):
-        print(f"# {recipe.batch_size} images per step = per device x devices x accumulate ({recipe.accumulate});")
-        print(f"# peak learning rate {peak_lr(recipe):g}")
-    else:
-        print("# images per step: chosen when training starts (batch_size: auto), and with it the rate of lr_per_512")
-    print(dump(recipe), end="")
-    return 0

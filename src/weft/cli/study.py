@@ -2,75 +2,112 @@
 
 from __future__ import annotations
 
-import argparse
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from weft.cli.experiment import add_experiment_options, experiment_arguments, show
-from weft.cli.options import RUN_OPTIONS, example, print_json, refuse_options_of_others, table, whole
+from cyclopts import Parameter
+
+from weft.cli import options as opt
+from weft.cli.options import print_json, run_settings, table
 from weft.errors import UsageError
 
-HELP = "repeat an experiment of the papers, and compare with the paper's numbers"
-
-EXAMPLE = """
-weft study                                         # list the studies
-weft study ceit-leff --plan                        # its variants and number of runs
-weft study ceit-leff cifar10 --seeds 3 --out studies/leff
-weft study transfer cifar10=images/cifar10 cifar100=images/cifar100
-weft study mine.yaml photos/ --jobs 2
-
-Repeat the command to resume after a stop; finished runs are kept, also with more --seeds or other --only.
-Report: studies/leff/report.html
-"""
-
-OF_ONE = ("--seeds", "--only", "--plan", "--threads", "--out", "--force", *RUN_OPTIONS)
+if TYPE_CHECKING:
+    from weft.study.result import ExperimentResult
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the verb."""
-    parser.usage = "weft study [NAME [DATA ...]] [options]"
-    parser.add_argument("name", nargs="?", metavar="NAME", help="study name or YAML file (default: list all studies)")
-    parser.add_argument(
-        "data",
-        nargs="*",
-        metavar="DATA",
-        help="training data, or NAME=DATA for each dataset of the study (default: that of the study)",
+def study(
+    name: str | None = None,
+    data: list[str] | None = None,
+    /,
+    *,
+    scale: Annotated[Literal["small", "paper"], Parameter(metavar="small|paper")] = "small",
+    seeds: Annotated[opt.Positive | None, Parameter(metavar="N")] = None,
+    only: Annotated[opt.Words, Parameter(metavar="VARIANT")] = None,
+    plan: bool = False,
+    settings: opt.Settings = None,
+    out: opt.Out = None,
+    sweep: opt.Sweep = opt.Sweep(),
+    plugins: opt.Plugins = opt.Plugins(),
+    output: opt.Output = opt.Output(),
+) -> int:
+    """Repeat an experiment of the papers, and compare with the paper's numbers.
+
+    Args:
+        name: study name or YAML file (default: list all studies)
+        data: training data, or NAME=DATA for each dataset of the study (default: that of the study)
+        scale: size of the runs (default: small)
+        seeds: runs per variant (default: that of the study)
+        only: run only these variants, and those that they are compared with
+        plan: print the plan, and exit
+        settings: recipe setting, for example optim.lr=3e-4; may be repeated (all: `weft recipes settings`)
+        out: output directory (default: runs/study-NAME-SCALE)
+
+    Example:
+        weft study                                         # list the studies
+        weft study ceit-leff --plan                        # its variants and number of runs
+        weft study ceit-leff cifar10 --seeds 3 --out studies/leff
+        weft study transfer cifar10=images/cifar10 cifar100=images/cifar100
+        weft study mine.yaml photos/ --jobs 2
+
+        Repeat the command to resume after a stop; finished runs are kept, also with more --seeds or other --only.
+        Report: studies/leff/report.html
+    """
+    if name is None:
+        if plan or output.force or sweep != opt.Sweep() or any((seeds, only, settings, out)):
+            raise UsageError("An option of a study needs NAME, the study; got none. weft study lists the studies.")
+        return _list(output.json)
+    import weft.study as library
+
+    places = _data(data or [])
+    if plan:
+        from weft.study.run import planned_runs
+
+        found, of_recipe = library.load_study(name), run_settings(settings, sweep)
+        rows = planned_runs(found, scale, seeds=seeds, only=only or (), settings=of_recipe, data=places)
+        if output.json:
+            print_json(rows)
+            return 0
+        print(f"{found.title}\n{found.claim} ({found.source})\n")
+        for row in rows:
+            row |= {"paper": f"{row['paper']:g}" if row["paper"] else "", "epochs": row["epochs"] or "-"}
+        header = ("variant", "paper %", "model", "epochs", "runs", "settings")
+        print(table(header, [tuple(row.values()) for row in rows]))
+        size = found.scales[scale]
+        print(f"\n{scale}: recipe {size.recipe}, data {' '.join(data or []) or size.data}")
+        return 0
+    result = library.run_study(
+        name, places, scale=scale, seeds=seeds, only=only or (), **shared_arguments(settings, out, sweep, output)
     )
-    parser.add_argument(
-        "--scale", choices=("small", "paper"), default="small", help="size of the runs (default: small)"
-    )
-    parser.add_argument("--seeds", metavar="N", help="runs per variant (default: that of the study)")
-    parser.add_argument(
-        "--only",
-        nargs="+",
-        metavar="VARIANT",
-        default=[],
-        help="run only these variants, and those that they are compared with",
-    )
-    parser.add_argument("--plan", action="store_true", help="print the plan, and exit")
-    add_experiment_options(parser, "runs/study-NAME-SCALE")
-    example(parser, EXAMPLE)
-
-
-def run(args: argparse.Namespace) -> int:
-    """List the studies, show the plan of one, or run it."""
-    if args.name is None:
-        refuse_options_of_others(args, "study", "list", {"list": (), "weft study NAME": OF_ONE})
-        return _list(args.json)
-    seeds, data = None if args.seeds is None else whole("--seeds", args.seeds), _data(args.data)
-    arguments = experiment_arguments(args)
-    if args.plan:
-        return _plan(args, seeds, arguments["settings"])
-    from weft.study import run_study
-
-    result = run_study(args.name, data, scale=args.scale, seeds=seeds, only=args.only, **arguments)
-    show(result, as_json=args.json)
+    show(result, as_json=output.json)
     if not any(row.top1 for row in result.rows):
         raise UsageError(
             f"None of the runs of study {result.study.name} finished. The reasons are in {result.out / 'report.html'};"
             " repeat the command to train them again."
         )
     return 0
+
+
+def shared_arguments(
+    settings: list[str] | None, out: str | None, sweep: opt.Sweep, output: opt.Output
+) -> dict[str, Any]:
+    """Return the arguments that `compare` and `run_study` share."""
+    where = {"engine": sweep.engine, "jobs": sweep.jobs, "threads": sweep.threads}
+    return {"settings": run_settings(settings, sweep), "out": out, "force": output.force, **where}
+
+
+def show(result: ExperimentResult, *, as_json: bool) -> None:
+    """Print the tables, the failed runs, the recommendation, and the place of the report."""
+    from weft.study.result import FAILED
+
+    if as_json:
+        print_json(result.as_dict())
+        return
+    print("\n\n".join(table(*each) for heading, each in result.tables().items() if heading != FAILED))
+    for name, seed, reason in result.failed:
+        print(f"failed: {name}, seed {seed}: {reason}")
+    if result.advice:
+        print(f"\n{result.advice}\n")
+    print(f"report: {result.out / 'report.html'}")
 
 
 def _data(given: list[str]) -> str | dict[str, str] | None:
@@ -97,25 +134,4 @@ def _list(as_json: bool) -> int:
         )
     else:
         print(table(("study", "variants", "title"), [(s.name, len(s.variants), s.title) for s in studies]))
-    return 0
-
-
-def _plan(args: argparse.Namespace, seeds: int | None, settings: dict[str, Any]) -> int:
-    from weft.progress import loading
-
-    with loading():
-        from weft.study import load_study
-        from weft.study.run import planned_runs
-
-    study = load_study(args.name)
-    rows = planned_runs(study, args.scale, seeds=seeds, only=args.only, settings=settings, data=_data(args.data))
-    if args.json:
-        print_json(rows)
-        return 0
-    size = study.scales[args.scale]
-    print(f"{study.title}\n{study.claim} ({study.source})\n")
-    for row in rows:
-        row |= {"paper": f"{row['paper']:g}" if row["paper"] else "", "epochs": row["epochs"] or "-"}
-    print(table(("variant", "paper %", "model", "epochs", "runs", "settings"), [tuple(row.values()) for row in rows]))
-    print(f"\n{args.scale}: recipe {size.recipe}, data {' '.join(args.data) or size.data}")
     return 0

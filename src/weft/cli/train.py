@@ -2,99 +2,103 @@
 
 from __future__ import annotations
 
-import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
 
-from weft.cli.options import COMMON, add_common, example, note, print_json, setting, table, use_threads
+from weft.cli import options as opt
+from weft.cli.options import flat, given, in_group, note, pairs, print_json, table
 from weft.errors import UsageError
 from weft.progress import is_first_process
-from weft.recipes.describe import options
 
 if TYPE_CHECKING:
     from weft.train import RunResult
     from weft.train.lr_finder import LrFinding
 
-HELP = "train a classifier on a folder of images"
+    class OfRecipe:
+        """The settings of the recipe with an option."""
 
-EXAMPLE = """
-weft train photos/ --out runs/photos
-
-photos/ holds one folder of images per class; with train/ and val/ inside, that split is used.
-Writes to runs/photos: best/ and last/ (model directories), metrics.csv, recipe.yaml, report/report.html.
-Resume after a stop or kill, with the same result: weft train --resume runs/photos
-Choose the network and settings: weft train photos/ --model levit_128s --epochs 30 --set optim.lr=5e-4
-Fine-tune on other classes: weft train birds/ --from runs/photos
-Repeat a run: weft train --config runs/photos/recipe.yaml --out runs/again
-Two processes: torchrun --nproc-per-node 2 -m weft train photos/
-"""
+else:  # every setting of the recipe with an option
+    NAMES = [name for names in opt.GROUPS.values() for name in names]
+    OfRecipe = flat(type("OfRecipe", (), {"__annotations__": dict.fromkeys(NAMES, ""), **dict.fromkeys(NAMES)}))
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the verb."""
-    parser.usage = "weft train DATA [options]"
-    parser.add_argument(
-        "data", nargs="?", metavar="DATA", help="folder of images, or `digits`; not needed if the recipe has it"
-    )
-    parser.add_argument("--recipe", "--config", **COMMON["--recipe"])
-    add_common(parser, *(option.flag for option in options().values()))
-    add_common(parser, "--set")
-    add_common(parser, "--out", out="default: runs/MODEL-DATA, or with a number, such as runs/MODEL-DATA-2")
-    parser.add_argument(
-        "--from-scratch", action="store_true", help="start from random weights also where weft would use public ones"
-    )
-    add_common(parser, "--threads")
-    parser.add_argument("--resume", metavar="RUN", help="resume a stopped run (bit-exact)")
-    parser.add_argument("--override", action="store_true", help="with --resume: allow changed settings")
-    parser.add_argument("--max-time", metavar="TIME", help="save and stop after 90s, 45m or 1h30m (exit code 143)")
-    instead = parser.add_mutually_exclusive_group()
-    instead.add_argument("--find-lr", action="store_true", help="try learning rates and suggest one; writes no files")
-    instead.add_argument("--preview", metavar="FILE", help="write a preview of augmented training images, and exit")
-    parser.add_argument("--track", metavar="NAMES", help="log to tensorboard, wandb, or tensorboard,wandb")
-    add_common(parser, "--force", "--json", "--quiet")
-    example(parser, EXAMPLE)
+def train(
+    data: str | None = None,
+    /,
+    *,
+    recipe: Annotated[opt.Recipe, in_group("Training", alias="--config")] = None,
+    settings: opt.Settings = None,
+    from_scratch: Annotated[bool, in_group("Network")] = False,
+    out: opt.Out = None,
+    resume: Annotated[str | None, in_group("Stop and resume", metavar="RUN")] = None,
+    override: Annotated[bool, in_group("Stop and resume")] = False,
+    max_time: Annotated[str | None, in_group("Stop and resume", metavar="TIME")] = None,
+    find_lr: bool = False,
+    preview: Annotated[str | None, in_group("Options", metavar="FILE")] = None,
+    track: Annotated[str | None, in_group("Output", metavar="NAMES")] = None,
+    of_recipe: OfRecipe = OfRecipe(),
+    machine: opt.Machine = opt.Machine(),
+    output: opt.Output = opt.Output(),
+) -> int:
+    """Train a classifier on a folder of images.
 
+    Args:
+        data: folder of images, or `digits`; not needed if the recipe has it
+        settings: recipe setting, for example optim.lr=3e-4; may be repeated (all: `weft recipes settings`)
+        from_scratch: start from random weights also where weft would use public ones
+        out: output directory (default: runs/MODEL-DATA, or with a number, such as runs/MODEL-DATA-2)
+        resume: resume a stopped run (bit-exact)
+        override: with --resume: allow changed settings
+        max_time: save and stop after 90s, 45m or 1h30m (exit code 143)
+        find_lr: try learning rates and suggest one; writes no files
+        preview: write a preview of augmented training images, and exit
+        track: log to tensorboard, wandb, or tensorboard,wandb
 
-def run(args: argparse.Namespace) -> int:
-    """Train, and print the result and its files."""
-    if args.threads is not None and args.resume is not None:
+    Example:
+        weft train photos/ --out runs/photos
+
+        photos/ holds one folder of images per class; with train/ and val/ inside, that split is used.
+        Writes to runs/photos: best/ and last/ (model directories), metrics.csv, recipe.yaml, report/report.html.
+        Resume after a stop or kill, with the same result: weft train --resume runs/photos
+        Choose the network and settings: weft train photos/ --model levit_128s --epochs 30 --set optim.lr=5e-4
+        Fine-tune on other classes: weft train birds/ --from runs/photos
+        Repeat a run: weft train --config runs/photos/recipe.yaml --out runs/again
+        Two processes: torchrun --nproc-per-node 2 -m weft train photos/
+    """
+    if machine.threads is not None and resume is not None:
         raise UsageError(
             f"--resume uses the number of threads of the run, which its last bits depend on; got --threads"
-            f" {args.threads}. Omit it."
+            f" {machine.threads}. Omit it."
         )
-    common: dict[str, Any] = {
-        "recipe": args.recipe,
-        "settings": dict(setting(text) for text in args.set),
-        "from_scratch": args.from_scratch,
-        **{name: getattr(args, name) for name in options()},
-    }
-    use_threads(args.threads)
-    option = "--find-lr" if args.find_lr else "--preview" if args.preview is not None else ""
-    if option and args.resume is not None:
-        raise UsageError(f"{option} prepares a new run, and --resume continues one. Omit one of them.")
-    from weft.train import find_lr, preview, train
+    instead = [name for name, is_given in (("--find-lr", find_lr), ("--preview", preview is not None)) if is_given]
+    if instead and resume is not None:
+        raise UsageError(f"{instead[0]} prepares a new run, and --resume continues one. Omit one of them.")
+    if len(instead) > 1:
+        raise UsageError("--find-lr and --preview exclude each other; got both. Omit one of them.")
+    common = {"recipe": recipe, "settings": pairs(settings), "from_scratch": from_scratch, **given(of_recipe)}
+    import weft.train as library
 
-    if args.find_lr:
-        finding = find_lr(args.data, **common)
+    if find_lr:
+        finding = library.find_lr(data, **common)
         if is_first_process():
-            print_json(finding.as_dict()) if args.json else _print_sweep(finding)
+            print_json(finding.as_dict()) if output.json else _print_sweep(finding)
         return 0
-    if args.preview is not None:
-        out = preview(args.data, out=args.preview, force=args.force, **common)
+    if preview is not None:
+        page = library.preview(data, out=preview, force=output.force, **common)
         if is_first_process():
-            print_json({"preview": str(out)}) if args.json else print(out)
+            print_json({"preview": str(page)}) if output.json else print(page)
         return 0
-    result = train(
-        args.data,
-        resume=args.resume,
-        override=args.override,
-        out=args.out,
-        max_time=args.max_time,
-        track=args.track.split(",") if args.track else (),
-        force=args.force,
+    result = library.train(
+        data,
+        resume=resume,
+        override=override,
+        out=out,
+        max_time=max_time,
+        track=track.split(",") if track else (),
+        force=output.force,
         **common,
     )
     if is_first_process():
-        print_json(result.as_dict()) if args.json else _print_result(result)
+        print_json(result.as_dict()) if output.json else _print_result(result)
     return 0
 
 

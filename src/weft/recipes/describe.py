@@ -9,6 +9,7 @@ import inspect
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, Literal
 
 from weft.recipes import schema
@@ -56,13 +57,18 @@ class Setting:
     @property
     def summary(self) -> str:
         """First sentence of the help text."""
-        return self.help.split(". ")[0].rstrip(".")
+        return first_sentence(self.help)
 
 
-def _docstrings() -> dict[str, dict[str, str]]:
-    """Read the strings below the fields of the schema, by class and field."""
+def first_sentence(text: str) -> str:
+    """Return the first sentence of a text, without its full stop."""
+    return text.split(". ")[0].rstrip(".")
+
+
+def field_texts(module: ModuleType) -> dict[str, dict[str, str]]:
+    """Read the strings below the fields of the classes of a module, by class and field."""
     texts: dict[str, dict[str, str]] = {}
-    for node in ast.parse(inspect.getsource(schema)).body:
+    for node in ast.parse(inspect.getsource(module)).body:
         if isinstance(node, ast.ClassDef):
             inside = texts.setdefault(node.name, {})
             for item, text in zip(node.body, node.body[1:], strict=False):
@@ -85,7 +91,7 @@ def _settings(section: type, prefix: str = "") -> Iterator[Setting]:
             yield Setting(prefix + item.name, hint, default, texts.get(item.name, ""), flag, metavar)
 
 
-TEXTS = _docstrings()
+TEXTS = field_texts(schema)
 SETTINGS = tuple(_settings(Recipe))
 KEYS: dict[str, Any] = {setting.key: setting.type for setting in SETTINGS}
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 import types
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from weft.errors import UsageError
 
 STRICT = {"extra": "forbid", "allow_inf_nan": False}  # `__pydantic_config__` of a schema: no other keys
 
@@ -56,6 +59,50 @@ def option(default: Any, metavar: str = "N", flag: str | None = None) -> Any:
         flag: name of the option; None for that of the field.
     """
     return field(default=default, metadata={"metavar": metavar, "flag": flag})
+
+
+TIMES = {"d": 86400, "h": 3600, "m": 60, "s": 1, "ms": 0.001}
+SIZES = {"": 1, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9}
+
+
+def seconds_of(text: str | float, option: str, *, may_be_zero: bool = False) -> float:
+    """Parse a duration: seconds, or '10ms', '90s', '45m', '2h', '1h30m', '1d'.
+
+    Args:
+        text: the duration.
+        option: its name in the error.
+        may_be_zero: allow zero.
+
+    Raises:
+        UsageError: not a duration.
+    """
+    text = str(text).replace(" ", "")
+    parts = re.findall(r"(\d+(?:\.\d+)?)(ms|[dhms])", text)
+    if re.fullmatch(r"-?\d+(\.\d+)?", text):
+        seconds = float(text)
+    elif parts and "".join(number + unit for number, unit in parts) == text:
+        seconds = sum(float(number) * TIMES[unit] for number, unit in parts)
+    else:
+        raise UsageError(f"{option} must be a duration such as 10ms, 90s, 45m or 1h30m; got '{text}'.")
+    if seconds < 0 or (seconds == 0 and not may_be_zero):
+        raise UsageError(f"{option} must be longer than zero; got '{text}'.")
+    return seconds
+
+
+def bytes_of(text: str | float, option: str) -> float:
+    """Parse a size: bytes, or '800kB', '20MB', '1GB' with powers of 1000.
+
+    Args:
+        text: the size.
+        option: its name in the error.
+
+    Raises:
+        UsageError: not a size.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(?:([kKMG]?)B)?", str(text).replace(" ", ""))
+    if match is None or float(match[1]) <= 0:
+        raise UsageError(f"{option} must be a size such as 20MB; got '{text}'.")
+    return float(match[1]) * SIZES[match[2] or ""]
 
 
 def in_words(hint: Any) -> str:

@@ -145,7 +145,7 @@ class Optim:
     as AdamW does; its steps are scaled to the length of AdamW's, so that a learning rate fits both (arXiv
     2502.16982)."""
 
-    lr: Annotated[float, Within(0, 10, above=True)] | None = None
+    lr: Annotated[float, Within(0, 10, above=True)] | None = option(None, "RATE")
     """Peak learning rate, reached at the end of the warm-up; None: 1e-3, or by `lr_per_512`."""
 
     lr_per_512: Annotated[float, Within(0, 10, above=True)] | None = None

@@ -45,8 +45,8 @@ def compare(
     seeds: int = 1,
     recipe: str | None = None,
     settings: Mapping[str, Any] | None = None,
-    max_latency_ms: float | None = None,
-    max_megabytes: float | None = None,
+    max_latency: float | None = None,
+    max_size: float | None = None,
     out: str | Path | None = None,
     engine: str = "local",
     jobs: int = 1,
@@ -65,7 +65,8 @@ def compare(
         seeds: number of complete runs per remaining candidate.
         recipe: base recipe of all runs; None to choose by the images.
         settings: recipe settings of all runs, by dotted key.
-        max_latency_ms, max_megabytes: limits of the recommendation: latency of one image here, size of the file.
+        max_latency, max_size: limits of the recommendation: latency of one image here in seconds, size of the file in
+            bytes.
         out: directory; None for runs/compare-DATA. An interrupted comparison resumes there.
         engine, jobs, threads: as in `run_study`.
         force: replace another comparison in `out`.
@@ -126,7 +127,10 @@ def compare(
             rows = comparison.rows()
         finally:
             comparison.save_time()
-        limits, epochs = Limits(max_latency_ms, max_megabytes), comparison.epochs
+        limits = Limits(
+            None if max_latency is None else 1000 * max_latency, None if max_size is None else max_size / 1e6
+        )
+        epochs = comparison.epochs
         result = ExperimentResult(
             folder,
             comparison.study,

@@ -57,6 +57,7 @@ def review(
     run: str | Path | None = None,
     out: str | Path | None = None,
     batch_size: int | None = None,
+    img_size: int | tuple[int, int] | str | None = None,
     device: str | None = None,
     precision: str | None = None,
     image: str | None = None,
@@ -78,7 +79,7 @@ def review(
         out: directory for a report with the images and for `corrected.csv`, which `train` reads: all readable images
             with the proposed labels, and groups that keep near-duplicates on one side of a split. None to write no
             files.
-        batch_size, device, precision, max_pixels, follow_links: as in `train`.
+        batch_size, img_size, device, precision, max_pixels, follow_links: as in `train`.
         image, label: columns of a table, as in `open_data`.
         group: column of a table, or pattern, as in `train`: images of a group, and their near-duplicates, are in one
             group of `corrected.csv`. None for the column `group` of a table that has one.

@@ -104,6 +104,7 @@ def label(
     min_probability: float = MIN_PROBABILITY,
     out: str | Path | None = None,
     batch_size: int | None = None,
+    img_size: int | tuple[int, int] | str | None = None,
     device: str | None = None,
     precision: str | None = None,
     limit: int | None = None,
@@ -126,8 +127,8 @@ def label(
         out: directory for `next.csv`, `proposed.csv` and a report with the images; None to write no files. Both tables
             are data for `weft train`: they also list the labelled images of the run, if these are files. In `next.csv`
             the labels of the other images are empty, for a person to write.
-        batch_size, device, precision, limit, max_pixels: as in `train`. If None, the precision is that of the run; fp32
-            on a processor that emulates it.
+        batch_size, img_size, device, precision, limit, max_pixels: as in `train`. If None, the precision is that of
+            the run; fp32 on a processor that emulates it.
         force: replace existing files in `out`.
         quiet: print no progress.
 

@@ -16,11 +16,12 @@ from weft.errors import UsageError
 from weft.files import check_writable, writing
 from weft.progress import is_first_process, loading, obeys_quiet, say
 from weft.recipes import load_recipe
+from weft.recipes.fields import seconds_of
 from weft.recipes.load import arguments_of
 from weft.runs.directory import check_run_dir, locked, refuse_taken, reserved, reserved_numbered
 from weft.system import file_name
 from weft.train.request import Request, check_resume
-from weft.train.stop import Stop, seconds_of
+from weft.train.stop import Stop
 from weft.train.track import check_trackers
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def train(
     batch_size: int | str | None = None,
     img_size: int | tuple[int, int] | str | None = None,
     out: str | Path | None = None,
+    lr: float | None = None,
     seed: int | None = None,
     device: str | None = None,
     precision: str | None = None,
@@ -77,7 +79,7 @@ def train(
         resume: run directory of an interrupted run. The resumed run ends with the same bits as an uninterrupted one.
             Its settings are those of the run.
         override: with `resume`, replace settings of the run by those that are given.
-        epochs, batch_size, img_size, seed, device, precision, workers: settings with an argument of their own.
+        epochs, batch_size, lr, img_size, seed, device, precision, workers: settings with an argument of their own.
         limit, max_pixels, folds, group, unknown_images, follow_links: settings of the dataset (`data.limit`, ...) with
             an argument of their own.
         out: the run directory; None for runs/MODEL-DATA, or runs/MODEL-DATA-2 and so on if that exists.
@@ -105,7 +107,7 @@ def train(
     check_trackers(trackers)
     if stop_after is not None and stop_after < 1:
         raise UsageError(f"stop_after must be an epoch, from 1; got {stop_after}.")
-    stop = Stop(None if max_time is None else seconds_of(max_time), stop_after)
+    stop = Stop(None if max_time is None else seconds_of(max_time, "--max-time"), stop_after)
     request = Request(data, recipe, settings, given, from_scratch=from_scratch)
     if resume is not None:
         check_resume(resume, recipe, out, force=force, from_scratch=from_scratch)

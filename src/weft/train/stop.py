@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import threading
 import time
 from types import FrameType, TracebackType
 from typing import Any, ClassVar, NoReturn
 
-from weft.errors import StoppedError, UsageError
+from weft.errors import StoppedError
 from weft.progress import say
 
 NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")  # Windows has no SIGHUP, and only Windows has SIGBREAK (Ctrl-Break)
@@ -105,22 +104,3 @@ class Stop:
             say(message, always=True)  # the command line prints the messages of other exceptions, not of SystemExit
             raise SystemExit(Stop.CODES[reason])
         raise StoppedError(message)
-
-
-def seconds_of(text: str | float, option: str = "--max-time") -> float:
-    """Parse a duration: seconds, or '90s', '45m', '2h', '1h30m', '1d'.
-
-    Raises:
-        UsageError: not a duration.
-    """
-    if isinstance(text, (int, float)) or re.fullmatch(r"\d+(\.\d+)?", text):
-        seconds = float(text)
-    else:
-        parts = re.fullmatch(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text)
-        if parts is None or not text:
-            raise UsageError(f"{option} must be a duration such as 90s, 45m or 1h30m; got '{text}'.")
-        days, hours, minutes, rest = (int(part or 0) for part in parts.groups())
-        seconds = ((days * 24 + hours) * 60 + minutes) * 60 + rest
-    if not seconds > 0:
-        raise UsageError(f"{option} must be longer than zero; got '{text}'.")
-    return float(seconds)

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]  # for the programs that import `tests`
 WITHOUT_POSIX = """
 import builtins, importlib, os, pathlib, pkgutil, signal, sys, types, warnings
 import fastapi, matplotlib.pyplot, psutil, sklearn.datasets, timm, torchvision, uvicorn
-from tests.test_system import simulate_windows_locks
+from tests.machine.test_system import simulate_windows_locks
 
 simulate_windows_locks(lambda *_: None)  # the module that Windows has
 blocked, real = {"fcntl", "resource", "pwd", "grp", "termios"}, builtins.__import__
@@ -34,9 +34,9 @@ for name in ("fork", "forkpty", "killpg", "getuid", "geteuid", "getpgid", "setsi
     delattr(os, name)
 for name in ("SIGHUP", "pthread_sigmask", "sigwaitinfo"):
     delattr(signal, name)
-import weft.system
-assert weft.system.fcntl is None
-weft.system.IS_WINDOWS = True
+import weft.machine.system
+assert weft.machine.system.fcntl is None
+weft.machine.system.IS_WINDOWS = True
 for found in pkgutil.walk_packages(weft.__path__, "weft."):
     if not found.name.endswith("__main__"):
         importlib.import_module(found.name)

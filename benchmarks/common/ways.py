@@ -24,7 +24,7 @@ from weft.checkpoints.hub import create_model
 from weft.deploy import fold
 from weft.deploy.graphs import Cast
 from weft.errors import UsageError
-from weft.memory import keep_memory
+from weft.machine.memory import keep_memory
 from weft.models.base import Backbone
 from weft.models.contract import resized
 

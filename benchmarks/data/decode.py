@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks.common.records import write_csv
 
 from weft.data import open_image, train_transform
-from weft.processor import processor_class
+from weft.machine.processor import processor_class
 
 LONG_SIDE = 3000  # pixels, of a phone photo
 MEAN = STD = (0.5, 0.5, 0.5)

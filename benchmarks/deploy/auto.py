@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.common.records import replace_rows
 
-from weft.processor import processor_class
+from weft.machine.processor import processor_class
 from weft.recipes import load_recipe
 
 LIMITS = ("", "AVX2")

@@ -32,7 +32,7 @@ from weft.checkpoints.model_dir import save_model_dir
 from weft.deploy.exporting import write_export
 from weft.errors import UsageError
 from weft.files import folder_size
-from weft.processor import processor_class
+from weft.machine.processor import processor_class
 
 FILE, README = Path(__file__).with_name("cold_start.csv"), Path(__file__).parents[2] / "README.md"
 MODELS = ("levit_128s", "levit_256", "ceit_tiny_patch16_224", "cvt_13")

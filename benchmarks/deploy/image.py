@@ -21,7 +21,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from weft.processor import processor_class
+from weft.machine.processor import processor_class
 
 ROOT = Path(__file__).parents[2]
 BASE = "localhost/debian-python"

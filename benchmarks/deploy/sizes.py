@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 from weft.files import folder_size
-from weft.processor import processor_class
+from weft.machine.processor import processor_class
 
 UNSET = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")  # so that the bytecode is that of the installation, and stored
 

@@ -31,7 +31,7 @@ from weft.inference.inputs import SourcePart
 from weft.inference.measurement import evaluation_batches
 from weft.inference.metrics import calibration_error
 from weft.inference.torch_model import infer
-from weft.runtime import Runtime
+from weft.machine.runtime import Runtime
 
 FILE = Path(__file__).parent / "calibration.csv"
 SIZES_FILE = Path(__file__).parent / "calibration_sizes.csv"

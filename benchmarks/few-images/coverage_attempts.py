@@ -26,8 +26,8 @@ from weft.checkpoints import load_model_dir
 from weft.inference.calibration import fit_temperature
 from weft.inference.measurement import evaluation_batches
 from weft.inference.torch_model import infer
+from weft.machine.runtime import Runtime
 from weft.recipes.load import load_recipe
-from weft.runtime import Runtime
 from weft.train.plan import open_splits
 
 FILE = Path(__file__).parent / "coverage_attempts.csv"

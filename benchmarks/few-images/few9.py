@@ -25,7 +25,7 @@ from benchmarks.common.records import read_csv, write_csv
 from weft.inference import evaluate
 from weft.inference.exports import export_run
 from weft.inference.metrics import calibration_error
-from weft.intervals import interval_of
+from weft.report.intervals import interval_of
 from weft.train import train
 
 HERE = Path(__file__).parent

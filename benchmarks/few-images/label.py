@@ -23,7 +23,7 @@ from weft.checkpoints.hub import create_model
 from weft.data import open_data
 from weft.inference.features import read_features, unit_length
 from weft.inference.measurement import evaluation_batches
-from weft.runtime import Runtime
+from weft.machine.runtime import Runtime
 from weft.train import labelling
 from weft.train.linear_probe import fit
 

@@ -72,7 +72,7 @@ def features(args: argparse.Namespace) -> None:
     from weft.data import open_data
     from weft.inference.features import read_features
     from weft.inference.measurement import evaluation_batches
-    from weft.runtime import Runtime
+    from weft.machine.runtime import Runtime
     from weft.train import train
 
     torch.set_num_threads(args.threads)

@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks.common.records import read_csv, write_csv
 
 from weft.checkpoints.bundled import read_bundle
-from weft.processor import processor_class
+from weft.machine.processor import processor_class
 from weft.runs.directory import read_metrics
 
 HERE = Path(__file__).parent

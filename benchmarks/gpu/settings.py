@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import torch
 
 from weft.errors import CheckpointError
-from weft.processor import processor_class
+from weft.machine.processor import processor_class
 from weft.reading import read_json
 
 Item, Result = TypeVar("Item"), TypeVar("Result")

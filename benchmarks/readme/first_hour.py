@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.common.records import read_csv, replace_rows
 
-from weft.processor import processor_class
+from weft.machine.processor import processor_class
 
 # Commands in the order of the README, then commands with invalid input.
 COMMANDS = """

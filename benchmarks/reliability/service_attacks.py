@@ -135,7 +135,7 @@ def main() -> None:
     from tests.serve.running import picture, running, saved
     from tests.serve.test_attacks import memory
 
-    from weft.processor import processor_class
+    from weft.machine.processor import processor_class
 
     with tempfile.TemporaryDirectory() as folder:
         model = saved(Path(folder) / "model")

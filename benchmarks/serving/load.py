@@ -51,7 +51,7 @@ from benchmarks.common.records import read_csv, replace_rows, write_csv
 import weft
 from weft.checkpoints import save_model_dir
 from weft.checkpoints.config import read_config
-from weft.processor import processor_class
+from weft.machine.processor import processor_class
 from weft.serve import Predictor
 from weft.train import predict
 

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.common.records import replace_rows
 
-from weft.processor import call_in_thread, num_threads, processor_class
+from weft.machine.processor import call_in_thread, num_threads, processor_class
 
 FILE = Path(__file__).parent / "threads.csv"
 WAYS = ("no other thread has computed", "another thread has ended", "main thread has computed")

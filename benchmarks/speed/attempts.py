@@ -27,7 +27,7 @@ from benchmarks.common.ways import worker
 
 from weft.bench.worker_process import WorkerProcess
 from weft.errors import UsageError
-from weft.processor import processor_class
+from weft.machine.processor import processor_class
 
 FILE = Path(__file__).parent / "attempts.csv"
 HUGE = (("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"),)

@@ -33,8 +33,8 @@ from benchmarks.common.records import read_csv, write_csv
 import weft
 from weft.deploy.graphs import write_graph
 from weft.deploy.runtimes import OpenVinoModel, run_file
+from weft.machine.processor import has_bf16, processor_class
 from weft.models.ceit import inference as ceit
-from weft.processor import has_bf16, processor_class
 
 MODELS = ("levit_256", "cvt_13", "ceit_tiny_patch16_224")
 BATCHES = (1, 16)

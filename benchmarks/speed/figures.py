@@ -40,7 +40,7 @@ from benchmarks.speed.plot import plot_speed
 from weft.bench.speed import measure as measured_rows
 from weft.bench.worker_process import WorkerProcess
 from weft.errors import UsageError
-from weft.processor import cpu_name, has_bf16, limits, onednn_flags, processor_class
+from weft.machine.processor import cpu_name, has_bf16, limits, onednn_flags, processor_class
 
 Row = dict[str, str]
 MODELS = ("levit_128s", "levit_256", "ceit_tiny_patch16_224", "cvt_13")

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.common.records import write_csv
 
-from weft.processor import processor_class
+from weft.machine.processor import processor_class
 
 MODELS = ("ceit_tiny_patch16_224", "cvt_13", "levit_256")
 SIZES = (224, 384, 512, 768, 1024)
@@ -36,7 +36,7 @@ def point(name: str, size: int, batch_size: int, attention: str) -> dict[str, An
 
     import weft
     from weft.layers import attention as layer
-    from weft.memory import release_memory
+    from weft.machine.memory import release_memory
 
     if attention == "plain":
         layer._is_plain_faster = lambda q, k: True

@@ -24,7 +24,7 @@ from benchmarks.common.records import write_csv
 from weft.checkpoints import load_model_dir
 from weft.data import open_data
 from weft.deploy import export, graphs
-from weft.processor import processor_class
+from weft.machine.processor import processor_class
 from weft.train import train
 
 MODELS = ("ceit_nano_32", "cvt_nano_32", "levit_nano_32")

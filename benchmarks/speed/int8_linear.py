@@ -33,7 +33,7 @@ from benchmarks.common.records import replace_rows
 import weft
 from weft.deploy import graphs
 from weft.deploy.runtimes import run_file
-from weft.processor import has_bf16, num_threads, processor_class
+from weft.machine.processor import has_bf16, num_threads, processor_class
 
 FILE = Path(__file__).parent / "int8_linear.csv"
 MODELS = ("levit_128s", "levit_256", "cvt_13", "ceit_tiny_patch16_224")

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.common.records import write_csv
 
-from weft.processor import processor_class
+from weft.machine.processor import processor_class
 
 FILE = Path(__file__).with_name("levit_block.csv")
 TOKENS, CALLS = 196, 20

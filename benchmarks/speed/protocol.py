@@ -34,8 +34,8 @@ from weft.bench.worker_process import OutOfMemoryError, WorkerProcess
 from weft.cli.options import table
 from weft.deploy.verification import relative_difference
 from weft.errors import UsageError, unknown
+from weft.machine.processor import cpu_name, processor_class
 from weft.models.papers import MACHINES, Printed, printed_rows
-from weft.processor import cpu_name, processor_class
 
 SECONDS, ROUNDS = 60.0, 10
 WARM_UP = 1 / 6  # of the timed seconds

@@ -36,7 +36,7 @@ from weft.bench.worker import with_random_statistics
 from weft.data import eval_transform, open_image
 from weft.deploy import fold, graphs
 from weft.deploy.runtimes import openvino_core, run_file
-from weft.processor import cpu_name, processor_class
+from weft.machine.processor import cpu_name, processor_class
 
 MODELS = ("levit_128s", "levit_256", "cvt_13", "ceit_tiny_patch16_224")
 FILES = {"openvino": "model.xml", "onnx": "model.onnx"}

@@ -32,7 +32,7 @@ from benchmarks.common.records import replace_rows
 
 import weft
 from weft.deploy.graphs import write_graph
-from weft.processor import has_bf16, processor_class
+from weft.machine.processor import has_bf16, processor_class
 
 MODELS = ("levit_256", "cvt_13", "ceit_tiny_patch16_224")
 SIDE, RUNS = 224, 5

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks.common.records import filled, read_csv
 
 from weft.files import write_file
-from weft.pages import series_style
+from weft.report.pages import series_style
 from weft.study.plan import ResolvedVariant, Study, read_study
 from weft.study.statistics import Estimate
 

@@ -33,7 +33,7 @@ from benchmarks.common.records import replace_rows
 import weft
 from weft.data import train_transform
 from weft.layers.activation import QuickGELU
-from weft.processor import processor_class
+from weft.machine.processor import processor_class
 
 Way = tuple[str, Callable[..., Tensor], tuple[Tensor, ...]]  # name, operation, inputs
 

@@ -27,10 +27,10 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks.common.records import write_csv
 
 import weft
-from weft.processor import processor_class
+from weft.machine.processor import processor_class
+from weft.machine.runtime import Runtime
 from weft.recipes import load_recipe
 from weft.runs.directory import StepLog
-from weft.runtime import Runtime
 from weft.train.loop import Learner, train_epoch
 from weft.train.meter import Meter, StepResult
 from weft.train.stop import Stop

@@ -24,11 +24,11 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.common.records import read_csv, write_csv
 
+from weft.machine.processor import processor_class
+from weft.machine.runtime import Runtime
 from weft.models.contract import preprocessing
-from weft.processor import processor_class
 from weft.recipes import load_recipe
 from weft.runs.directory import read_metrics
-from weft.runtime import Runtime
 from weft.train import train
 from weft.train.network import build_model
 from weft.train.timing import time_step

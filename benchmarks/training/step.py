@@ -35,8 +35,8 @@ from benchmarks.common.peers import build_peer, peers_of
 from benchmarks.common.records import read_csv, write_csv
 
 import weft
-from weft.memory import keep_memory
-from weft.processor import processor_class
+from weft.machine.memory import keep_memory
+from weft.machine.processor import processor_class
 
 PAIRS = {"cvt": "cvt_13", "levit": "levit_256", "ceit": "ceit_tiny_patch16_224"}
 

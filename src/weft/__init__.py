@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from weft.deploy import fold as fold
     from weft.inference.info import info as info
     from weft.interpret import explain as explain
-    from weft.memory import keep_memory as keep_memory
+    from weft.machine.memory import keep_memory as keep_memory
     from weft.models import list_models as list_models
     from weft.models.families import load_plugin as load_plugin
 

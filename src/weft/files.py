@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from weft.errors import StorageError, UsageError
-from weft.system import lock_directory, rename
+from weft.machine.system import lock_directory, rename
 
 
 def cache_dir() -> Path:

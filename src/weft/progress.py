@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
 from rich.text import Text
 
-from weft import notebook
 from weft.errors import is_installed
+from weft.report import notebook
 from weft.text import one_line
 
 LINE_SECONDS = 10.0  # without a terminal, print a line at least this often

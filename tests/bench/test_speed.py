@@ -21,7 +21,7 @@ from weft.bench.worker_process import CALLS, SECONDS, OutOfMemoryError, Subject,
 from weft.cli import main
 from weft.deploy import export
 from weft.errors import UsageError
-from weft.processor import has_bf16
+from weft.machine.processor import has_bf16
 
 pytestmark = pytest.mark.figures
 

@@ -15,9 +15,9 @@ from benchmarks.common.records import filled, read_csv, replace_rows, write_csv
 from benchmarks.speed.plot import _panels, plot_speed
 from PIL import Image
 
-from weft import processor
 from weft.bench.worker_process import WorkerProcess
 from weft.errors import UsageError
+from weft.machine import processor
 from weft.study.plan import read_study
 
 STAND_IN = """

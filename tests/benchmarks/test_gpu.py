@@ -21,10 +21,10 @@ import torch
 from benchmarks.common.records import read_csv, write_csv
 
 from weft.errors import CheckpointError
-from weft.memory import is_out_of_memory
+from weft.machine.memory import is_out_of_memory
+from weft.machine.system import is_alive
 from weft.recipes.fields import seconds_of
 from weft.runs.directory import EpochRow, write_metrics
-from weft.system import is_alive
 
 GPU = Path(__file__).parents[2] / "benchmarks" / "gpu"
 NAMES = ("settings", "cells", "report", "run", "parts")

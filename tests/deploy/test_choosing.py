@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.deploy.test_export import CLASSES, model
 from tests.helpers import lively, without_home
-from weft import files, processor
+from weft import files
 from weft.checkpoints import save_model_dir
 from weft.cli.app import main
 from weft.data import SplitPlan, open_data
@@ -37,7 +37,8 @@ from weft.inference.inputs import SourcePart
 from weft.inference.opening import open_fastest, open_model
 from weft.inference.predictor import Predictor
 from weft.inference.torch_model import TorchModel
-from weft.intervals import Estimate
+from weft.machine import processor
+from weft.report.intervals import Estimate
 
 PRECISIONS = ("fp32", "bf16", "int8")
 OTHER = "another processor; avx2; openvino 2026.4; 2 threads"

@@ -19,7 +19,6 @@ from PIL import Image
 
 import weft
 from tests.helpers import NANO, enliven, images, lively, outputs_of
-from weft import processor
 from weft.checkpoints import load_model_dir, save_model_dir
 from weft.cli.app import arguments, main
 from weft.data import open_data
@@ -28,6 +27,7 @@ from weft.deploy.formats import AUTO, FORMATS
 from weft.errors import CheckpointError, UsageError, VerificationError
 from weft.inference import open_model
 from weft.inference.predictor import Predictor
+from weft.machine import processor
 from weft.train import evaluate, predict
 
 CLASSES = ("left", "right", "up")

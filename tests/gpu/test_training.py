@@ -11,8 +11,8 @@ import torch
 from tests.train import tiny
 from weft.inference import evaluate
 from weft.inference.measurement import evaluation_batches
+from weft.machine.runtime import Runtime
 from weft.recipes import load_recipe
-from weft.runtime import Runtime
 from weft.train.loop import Learner
 from weft.train.network import build_model
 from weft.train.plan import open_splits

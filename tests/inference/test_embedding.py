@@ -25,9 +25,9 @@ from weft.inference import Predictor, embed, evaluate, similar
 from weft.inference import feature_map as maps
 from weft.inference.features import FeatureReader, classifiers, logits_of
 from weft.inference.torch_model import torch_model
+from weft.machine.runtime import Runtime
 from weft.models.contract import preprocessing
-from weft.pages import Lead, Section, write_page
-from weft.runtime import Runtime
+from weft.report.pages import Lead, Section, write_page
 
 CPU = Runtime.of("cpu")
 COLOURS = ("blue", "green", "red")

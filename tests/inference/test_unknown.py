@@ -13,7 +13,6 @@ from torch import nn
 
 from tests.helpers import lively
 from tests.train.conftest import paint
-from weft import markup
 from weft.checkpoints import load_model_dir, save_model_dir
 from weft.checkpoints.unknown import (
     FILE,
@@ -30,6 +29,7 @@ from weft.inference import Predictor, evaluate, predict
 from weft.inference.calibration import calibration_lines
 from weft.inference.unknown import compare_scores, scores_of_files, set_threshold
 from weft.recipes import load_recipe
+from weft.report import markup
 from weft.train import train
 from weft.train.linear_probe import fit
 

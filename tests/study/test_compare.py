@@ -24,8 +24,8 @@ from weft.cli import main
 from weft.data import SplitPlan, open_data
 from weft.errors import DataError, UsageError
 from weft.inference import open_model
-from weft.intervals import Estimate
 from weft.recipes import Recipe, load_recipe
+from weft.report.intervals import Estimate
 from weft.study import candidates, compare, engine, forms, halving, load_study, protocol, stages
 from weft.study import comparison as comparing
 from weft.study.advice import advise, pareto

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from weft.intervals import ENOUGH_IMAGES, accuracy_of, difference_of, interval_of, too_few_text
+from weft.report.intervals import ENOUGH_IMAGES, accuracy_of, difference_of, interval_of, too_few_text
 from weft.study.statistics import mcnemar, mean_of_runs, paired_difference
 
 

@@ -10,10 +10,10 @@ import pytest
 from tests.train import tiny
 from weft.cli import main
 from weft.errors import UsageError
+from weft.machine.runtime import Runtime
 from weft.models.families import default_model
 from weft.recipes import Recipe, load_recipe
 from weft.recipes.load import default_recipe, overrides_of
-from weft.runtime import Runtime
 from weft.train import decisions, train
 from weft.train.decisions import Case, fill_in, whole_batches
 from weft.train.plan import Plan

@@ -15,9 +15,9 @@ from tests.train.conftest import COLOURS, SHORT
 from weft.checkpoints import save_model_dir
 from weft.data import open_data
 from weft.errors import CheckpointError, UsageError
+from weft.machine.runtime import Runtime
 from weft.models.contract import preprocessing
 from weft.recipes import load_recipe
-from weft.runtime import Runtime
 from weft.train import RunResult, distillation, train
 from weft.train.distillation import Teacher, has_fixed_inputs, open_teacher
 from weft.train.objective import Objective

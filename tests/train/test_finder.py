@@ -20,8 +20,8 @@ from weft.checkpoints.hub import create_model
 from weft.cli import main
 from weft.data.order import Key
 from weft.errors import DivergedError, UsageError
+from weft.machine.runtime import Runtime
 from weft.recipes import load_recipe
-from weft.runtime import Runtime
 from weft.train import find_lr, train
 from weft.train import timing as finder
 from weft.train.distillation import Teacher

@@ -29,10 +29,10 @@ from weft.inference import features
 from weft.inference.features import classifiers, read_features
 from weft.inference.inputs import SourcePart
 from weft.inference.measurement import evaluation_batches
+from weft.machine.runtime import Runtime
 from weft.models.building import create_model
 from weft.models.contract import resized
 from weft.recipes import Recipe
-from weft.runtime import Runtime
 from weft.train import evaluate, train
 from weft.train.linear_probe import Balance, fit, fit_heads
 

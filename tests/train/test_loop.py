@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from torch.nn.utils import parameters_to_vector
 
 import weft
+from weft.machine.runtime import Runtime
 from weft.recipes import Recipe, load_recipe
-from weft.runtime import Runtime
 from weft.train.loop import Learner, train_epoch
 from weft.train.meter import Meter, StepResult
 

@@ -19,7 +19,7 @@ from weft.checkpoints import save_model_dir
 from weft.checkpoints.hub import create_model
 from weft.inference.error_gallery import ExplainedError
 from weft.inference.report import write_report
-from weft.intervals import Estimate
+from weft.report.intervals import Estimate
 from weft.runs.hub import model_card
 from weft.study import Study
 from weft.study.plan import Scale, StudyVariant

@@ -22,8 +22,8 @@ from weft.inference.metrics import (
     class_scores,
 )
 from weft.inference.torch_model import infer
+from weft.machine.runtime import Runtime
 from weft.runs.directory import EpochRow
-from weft.runtime import Runtime
 
 CPU = Runtime.of("cpu", "fp32")
 CLASSES = [f"class {number}" for number in range(7)]

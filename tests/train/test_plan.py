@@ -17,8 +17,8 @@ from tests.train import tiny
 from weft.checkpoints.hub import create_model
 from weft.cli import main
 from weft.errors import StoppedError, UsageError
+from weft.machine.runtime import Runtime
 from weft.recipes import Recipe, load_recipe
-from weft.runtime import Runtime
 from weft.train import decisions, find_lr, loop, preview, train
 from weft.train.plan import Plan
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from weft.errors import UsageError
+from weft.machine.runtime import Runtime, fastest_precision
 from weft.recipes import Recipe, load_recipe
-from weft.runtime import Runtime, fastest_precision
 from weft.train import train
 
 Capture = pytest.CaptureFixture[str]
@@ -19,7 +19,7 @@ Capture = pytest.CaptureFixture[str]
 
 @pytest.fixture(params=[True, False])
 def has_bf16(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    for module in ("weft.processor", "weft.runtime"):
+    for module in ("weft.machine.processor", "weft.machine.runtime"):
         monkeypatch.setattr(f"{module}.has_bf16", lambda: request.param)
     return request.param
 

@@ -89,7 +89,7 @@ def test_processes_leave_their_group_before_python_ends() -> None:
     code = """
 import atexit, torch
 atexit.register(lambda: print(f"joined: {torch.distributed.is_initialized()}"))  # the first of these runs last
-from weft.runtime import Runtime
+from weft.machine.runtime import Runtime
 print(f"ranks: {Runtime.of('cpu').gather(torch.distributed.get_rank())}")
 """
     done = tiny.finish([*TORCHRUN, sys.executable, "-c", code])

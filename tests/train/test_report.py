@@ -13,8 +13,8 @@ from tests.evaluations import evaluation_of
 from weft.inference.conclusions import Training, conclusions
 from weft.inference.metrics import Evaluation
 from weft.inference.report import MAX_NAMES, MAX_VALUES, confusion_figure, reliability_figure, write_report
-from weft.intervals import too_few_text
-from weft.pages import svg
+from weft.report.intervals import too_few_text
+from weft.report.pages import svg
 from weft.runs.directory import EpochRow
 from weft.train.curves import curve_figures
 

@@ -19,9 +19,9 @@ import torch
 from tests import forked
 from tests.train import tiny
 from weft.errors import CheckpointError, DataError, StoppedError, UsageError
+from weft.machine.runtime import Runtime
 from weft.recipes import Recipe, load_recipe
 from weft.runs.directory import read_metrics
-from weft.runtime import Runtime
 from weft.train import loop, resume, train
 from weft.train import run as running
 from weft.train.resume import open_run

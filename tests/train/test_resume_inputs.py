@@ -24,8 +24,8 @@ from weft.checkpoints.config import CONFIG, WEIGHTS
 from weft.checkpoints.hub import create_model
 from weft.cli import main
 from weft.errors import CheckpointError, DataError, UsageError
+from weft.machine.runtime import Runtime
 from weft.runs.directory import PUBLIC_CLASSIFIER
-from weft.runtime import Runtime
 from weft.train import environment, loop, resume, train
 from weft.train.state import load_state, newest_step, sha256_of_tensors
 
@@ -343,7 +343,7 @@ def test_a_variable_that_chooses_algorithms_is_told(name: str, out: Path, monkey
 def test_other_instructions_are_told(out: Path) -> None:
     """By PyTorch's own variable, as on a processor that has fewer."""
     code = (
-        "import sys; from weft.train import resume; from weft.runtime import Runtime; from pathlib import Path;"
+        "import sys; from weft.train import resume; from weft.machine.runtime import Runtime; from pathlib import Path;"
         "print(resume.open_run(Path(sys.argv[1]), (), override=False).notes(Runtime.of('cpu')))"
     )
     output = tiny.fresh([sys.executable, "-c", code, str(out)], ATEN_CPU_CAPABILITY="default").stdout

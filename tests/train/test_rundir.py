@@ -282,7 +282,7 @@ def test_a_file_system_without_locks_is_not_a_directory_in_use(
     def lockf(*_: object) -> None:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr("weft.system.fcntl.lockf", lockf)
+    monkeypatch.setattr("weft.machine.system.fcntl.lockf", lockf)
     message = rf"must support locks; that of \S+ does not \({os.strerror(code)}\)\. Choose another --out"
     with pytest.raises(StorageError, match=message), rundir.reserved_numbered(tmp_path / "runs" / "photos"):
         pass

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from weft.errors import StoppedError, UsageError
-from weft.runtime import Runtime
+from weft.machine.runtime import Runtime
 from weft.train.stop import Stop
 
 

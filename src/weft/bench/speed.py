@@ -21,9 +21,9 @@ from weft.bench.worker_process import OutOfMemoryError, WorkerProcess
 from weft.checkpoints.resolve import is_path, model_dir
 from weft.deploy.choosing import exports_in
 from weft.errors import UsageError
-from weft.memory import available_gib
+from weft.machine.memory import available_gib
+from weft.machine.processor import bf16_note, has_bf16, num_threads
 from weft.models.families import check_name
-from weft.processor import bf16_note, has_bf16, num_threads
 from weft.progress import loading, obeys_quiet, say
 
 WAYS = {  # way of running a model -> its precisions; the last two run on the CPU
@@ -119,7 +119,7 @@ def speed(
         import torch
 
         from weft.deploy.graphs import check_tools
-        from weft.runtime import NO_CUDA
+        from weft.machine.runtime import NO_CUDA
 
     if device == "cuda" and not torch.cuda.is_available():
         raise UsageError(NO_CUDA)

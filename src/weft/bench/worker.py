@@ -30,7 +30,7 @@ from weft.deploy.model import Model
 from weft.deploy.opening import open_export
 from weft.deploy.runtimes import run_file
 from weft.errors import UsageError, WeftError
-from weft.memory import is_out_of_memory, keep_memory, release_memory
+from weft.machine.memory import is_out_of_memory, keep_memory, release_memory
 from weft.models.base import Backbone
 
 CALIBRATION = 32  # random images to calibrate int8: enough to measure its speed, not its accuracy

@@ -23,7 +23,7 @@ from weft.errors import UsageError, WeftError
 PROGRAM = """
 import pickle, sys
 sys.path[:] = pickle.load(sys.stdin.buffer)
-from weft.system import hide_wandb
+from weft.machine.system import hide_wandb
 hide_wandb()
 from weft.bench.worker import main
 main()

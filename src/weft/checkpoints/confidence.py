@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 
 from weft.errors import UsageError
-from weft.intervals import Estimate, accuracy_of
+from weft.report.intervals import Estimate, accuracy_of
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=0)]

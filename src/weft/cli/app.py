@@ -33,9 +33,9 @@ from cyclopts.exceptions import UnknownCommandError, UnknownOptionError
 
 from weft.cli.options import PANELS, Machine, Plugins, Shown
 from weft.errors import StorageError, UsageError, WeftError, install_command, is_installed, unknown
-from weft.memory import is_out_of_memory, keep_memory
-from weft.processor import limit_threads, set_num_threads
-from weft.system import IS_WINDOWS, hide_wandb
+from weft.machine.memory import is_out_of_memory, keep_memory
+from weft.machine.processor import limit_threads, set_num_threads
+from weft.machine.system import IS_WINDOWS, hide_wandb
 from weft.text import one_line, reason_of
 from weft.version import __version__
 

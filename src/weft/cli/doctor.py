@@ -14,7 +14,7 @@ from packaging.version import Version
 
 from weft.cli.options import Shown, note, print_json, table
 from weft.errors import DISTRIBUTION, is_installed
-from weft.processor import available_cores, cpu_flags, cpu_name, num_threads, processor_class
+from weft.machine.processor import available_cores, cpu_flags, cpu_name, num_threads, processor_class
 from weft.version import __version__
 
 DEVELOPMENT = ("dev", "docs")  # extras for work on weft itself, which are not listed

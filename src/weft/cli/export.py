@@ -79,8 +79,8 @@ def export(
         print_json(report.as_dict())
         return 0
     from weft.deploy.formats import PACKAGES, precision_note
-    from weft.intervals import accuracy_text
-    from weft.processor import bf16_note
+    from weft.machine.processor import bf16_note
+    from weft.report.intervals import accuracy_text
 
     print(f"{report.out}: {report.format} {report.precision}, {report.bytes / 1e6:.1f} MB")
     print(f"compared with the model on {report.images:,} {report.compared_on}: {report.agreement:.2f} % equal top-1")

@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from weft.cli import options as opt
 from weft.cli.options import flat, given, in_group, parsed
 from weft.errors import need
-from weft.processor import limit_spinning
+from weft.machine.processor import limit_spinning
 from weft.recipes.describe import field_texts, first_sentence
 from weft.recipes.fields import seconds_of
 from weft.serve import settings as service

@@ -105,7 +105,7 @@ def train(
 def _print_result(result: RunResult) -> None:
     """Print the accuracy and the files of a run, and of its folds."""
     from weft.inference.metrics import class_lines
-    from weft.intervals import accuracy_text, too_few_text
+    from weft.report.intervals import accuracy_text, too_few_text
 
     print(
         f"{result.model} on {result.data}: held-out top-1 {accuracy_text(result.top1, result.count)}, epoch"

@@ -18,7 +18,7 @@ from weft.data.source import BadFile, Reader, bad_file
 from weft.data.split_names import held_out_side
 from weft.data.tree import EXTENSIONS, extension
 from weft.errors import DataError
-from weft.processor import available_cores
+from weft.machine.processor import available_cores
 from weft.text import count, printable
 
 CHUNK = 16  # images per task of a thread

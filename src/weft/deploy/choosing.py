@@ -31,8 +31,8 @@ from weft.deploy.formats import MAX_BATCH, MAX_SIZES, runs_int8
 from weft.deploy.model import Model
 from weft.errors import CheckpointError, StorageError, UsageError, WeftError
 from weft.files import cache_file, sha256_of, write_file
+from weft.machine.processor import cpu_flags, cpu_name, has_bf16, limits, num_threads, processor_class
 from weft.models.contract import preprocessing
-from weft.processor import cpu_flags, cpu_name, has_bf16, limits, num_threads, processor_class
 from weft.progress import Work
 from weft.reading import read_json
 from weft.text import printable, reason_of
@@ -88,7 +88,7 @@ def machine(threads: int | None = None) -> str:
     """Describe all of this machine that decides which export is the fastest: processor, runtimes, number of threads.
 
     Args:
-        threads: number of threads of the runtimes; None for `weft.processor.num_threads`.
+        threads: number of threads of the runtimes; None for `weft.machine.processor.num_threads`.
     """
     versions = []
     for name in DISTRIBUTIONS:

@@ -46,9 +46,9 @@ from weft.deploy.verification import (
 )
 from weft.errors import UsageError, VerificationError, WeftError
 from weft.files import flush_folder, new_directory, sha256_of, writing
+from weft.machine.system import rename
 from weft.models.base import Backbone
 from weft.progress import Work, obeys_quiet, say
-from weft.system import rename
 from weft.text import reason_of
 from weft.version import __version__
 

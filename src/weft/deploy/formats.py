@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from weft.errors import UsageError
-from weft.processor import cpu_flags, has_bf16, has_int8, onednn_flags
+from weft.machine.processor import cpu_flags, has_bf16, has_int8, onednn_flags
 
 FORMATS = {  # and their precisions
     "onnx": ("fp32", "fp16", "int8"),

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from weft.deploy.runtimes import Infer, import_onnx_runtime, openvino_core, run_file
 from weft.errors import need
-from weft.processor import has_int8, onednn_flags
+from weft.machine.processor import has_int8, onednn_flags
 
 NEEDS = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "openvino": ("openvino", "onnx", "onnxscript")}
 OPSET = 20

@@ -21,8 +21,8 @@ from weft.deploy.model import ModelInfo
 from weft.deploy.runtimes import FILES, RUNTIMES, OnnxModel, OpenVinoModel, run_file
 from weft.errors import CheckpointError, WeftError, need
 from weft.files import sha256_of
+from weft.machine.processor import num_threads
 from weft.models.families import family_named
-from weft.processor import num_threads
 from weft.progress import say
 from weft.text import printable, reason_of
 
@@ -36,7 +36,7 @@ def open_export(
 
     Args:
         folder: its directory.
-        threads: number of threads; None for `weft.processor.num_threads`.
+        threads: number of threads; None for `weft.machine.processor.num_threads`.
         log: called with a message for every export that is skipped, and with the times.
 
     Raises:

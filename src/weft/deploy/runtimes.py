@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from weft import processor
 from weft.deploy.model import ModelInfo, Outputs
 from weft.errors import UsageError, need
+from weft.machine import processor
 
 Infer = Callable[[np.ndarray], np.ndarray]  # from images (b c h w) to logits (b num_classes), float32
 FILES = {"onnx": ("model.onnx",), "openvino": ("model.xml", "model.bin"), "torch": ("model.pt2",)}
@@ -40,7 +40,7 @@ def run_file(
         file: for OpenVINO the .xml.
         format: `onnx` or `openvino`.
         precision: number format to compute in; `bf16` also for a file in float32, where the runtime supports it.
-        threads: number of threads of the runtime; None for `weft.processor.num_threads`.
+        threads: number of threads of the runtime; None for `weft.machine.processor.num_threads`.
         fixed: number of batch sizes for which OpenVINO may compile a separate graph.
         features: also compute the inputs of the classifier, if it is linear.
         info: description of the model; None for one of format and precision alone.

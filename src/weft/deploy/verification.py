@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from weft import markup
 from weft.data import ImageDataset, Splits, eval_transform, make_loader
 from weft.data.loader import ImageLoader
 from weft.deploy.runtimes import Infer
 from weft.errors import VerificationError
-from weft.intervals import Estimate, difference_of
 from weft.progress import Work
+from weft.report import markup
+from weft.report.intervals import Estimate, difference_of
 
 BATCHES = (2, 1, 7)  # batch sizes of the verification: a graph that is specialised to one size fails for another
 # maximum difference of logits, relative to the largest logit; int8 is verified by its top-1

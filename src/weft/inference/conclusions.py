@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from weft.inference.metrics import Evaluation, Mistake, never_predicted_text
-from weft.intervals import too_few_text
-from weft.pages import Lead
+from weft.report.intervals import too_few_text
+from weft.report.pages import Lead
 from weft.runs.directory import EpochRow
 
 MAX_NAMED = 3  # classes, pairs or images in a sentence

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from weft import markup
 from weft.data import Source, open_image
 from weft.data.source import pixel_limit
 from weft.errors import DataError
 from weft.inference.metrics import Mistake
 from weft.inference.predictor import Predictor
 from weft.interpret.overlay import overlaid
+from weft.report import markup
 
 MAX_ERRORS = 12
 

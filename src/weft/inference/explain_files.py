@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weft import markup
 from weft.checkpoints.resolve import check_model
 from weft.data import BadImage
 from weft.files import check_output, new_directory, write_file
@@ -24,9 +23,10 @@ from weft.inference.arguments import (
 )
 from weft.inference.inputs import class_number
 from weft.inference.predictor import Predictor
-from weft.notebook import ImageList, described
+from weft.machine.system import unused_name
 from weft.progress import Work, loading, obeys_quiet, say
-from weft.system import unused_name
+from weft.report import markup
+from weft.report.notebook import ImageList, described
 from weft.text import printable
 
 if TYPE_CHECKING:

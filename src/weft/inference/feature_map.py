@@ -10,7 +10,7 @@ import numpy as np
 
 from weft.checkpoints.unknown import unit_length
 from weft.inference.metrics import Evaluation
-from weft.pages import new_figure, series_style, shown
+from weft.report.pages import new_figure, series_style, shown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

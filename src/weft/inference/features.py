@@ -24,9 +24,9 @@ from weft.checkpoints.unknown import unit_length as unit_length
 from weft.data.loader import ImageLoader
 from weft.errors import CheckpointError, UsageError
 from weft.files import cache_file
+from weft.machine.runtime import Runtime
 from weft.models.contract import evaluation_mode
 from weft.models.families import plugin_of
-from weft.runtime import Runtime
 from weft.text import printable
 from weft.version import __version__
 

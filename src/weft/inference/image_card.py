@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from weft import markup
 from weft.data import BadImage
 from weft.data.decode import image_to_show
+from weft.report import markup
 
 THUMBNAIL = 300  # pixels of the longer side
 

@@ -10,18 +10,18 @@ from typing import Any, NotRequired
 from pydantic import with_config
 from typing_extensions import TypedDict
 
-from weft import markup
 from weft.checkpoints.config import CONFIG, read_config
 from weft.checkpoints.resolve import find_model
 from weft.errors import CheckpointError
 from weft.files import folder_size
 from weft.inference.arguments import run_folder
-from weft.intervals import accuracy_text
 from weft.models.families import VARIANTS
 from weft.models.papers import row_of
 from weft.reading import read_json
 from weft.recipes import Recipe, load_recipe
 from weft.recipes.load import recorded_environment
+from weft.report import markup
+from weft.report.intervals import accuracy_text
 from weft.runs.directory import best_of, read_metrics
 from weft.text import first_few, printable
 

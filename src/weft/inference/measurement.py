@@ -21,9 +21,9 @@ from weft.inference.inputs import name_of
 from weft.inference.metrics import Evaluation
 from weft.inference.predictor import NonFiniteError, Predictor
 from weft.inference.probabilities import ranked, softmax
+from weft.machine.runtime import Runtime
 from weft.models.contract import preprocessing
 from weft.progress import Work
-from weft.runtime import Runtime
 
 
 def evaluation_batches(

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from weft import markup
 from weft.checkpoints.unknown import Threshold
 from weft.inference.real_labels import RealScore
-from weft.intervals import Estimate, accuracy_text, interval_of, too_few_text
-from weft.notebook import described
+from weft.report import markup
+from weft.report.intervals import Estimate, accuracy_text, interval_of, too_few_text
+from weft.report.notebook import described
 from weft.text import count, first_few
 
 MOST_MISTAKES = 20

@@ -14,7 +14,7 @@ from weft.deploy.formats import RUNTIMES
 from weft.deploy.model import Model
 from weft.deploy.opening import open_export, open_one
 from weft.errors import UsageError, WeftError, is_installed, need_torch
-from weft.processor import bf16_note, num_threads
+from weft.machine.processor import bf16_note, num_threads
 from weft.progress import loading, obeys_quiet, say
 from weft.text import printable
 
@@ -39,7 +39,7 @@ def open_model(
         device: auto, cpu, cuda or mps; of an export auto or cpu.
         precision: auto, fp32 or bf16.
         fold: merge BatchNorm into the weights of weft's networks.
-        threads: number of threads of an export; None for `weft.processor.num_threads`. torch has its own.
+        threads: number of threads of an export; None for `weft.machine.processor.num_threads`. torch has its own.
         quiet: print no notes.
 
     Returns:
@@ -164,8 +164,8 @@ def _open_network(
     with loading():
         from weft.checkpoints.model_dir import load_model_dir
         from weft.inference.torch_model import TorchModel
+        from weft.machine.runtime import Runtime
         from weft.models.contract import resized
-        from weft.runtime import Runtime
     runtime = Runtime.of(device, precision)
     if (emulated := bf16_note(runtime.device.type, runtime.precision)) is not None:
         say(emulated)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from weft import markup
 from weft.checkpoints.resolve import check_model
 from weft.data import BadImage
 from weft.data.preprocessing import Pixels
@@ -15,8 +14,9 @@ from weft.inference.arguments import InferenceOptions, check_top_k, image_files,
 from weft.inference.image_card import image_card
 from weft.inference.prediction_files import check_prediction_output, write_predictions
 from weft.inference.predictor import Predictor
-from weft.notebook import ImageList, described
 from weft.progress import Work, obeys_quiet, say
+from weft.report import markup
+from weft.report.notebook import ImageList, described
 from weft.text import printable
 
 

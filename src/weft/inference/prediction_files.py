@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from weft.errors import UsageError
 from weft.files import check_output, check_writable, new_directory, write_table
 from weft.inference.arguments import check_outside_images
-from weft.system import unused_name
+from weft.machine.system import unused_name
 from weft.text import printable
 
 if TYPE_CHECKING:

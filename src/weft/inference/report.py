@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weft import markup
 from weft.inference.conclusions import Training, conclusions, confused_pairs
 from weft.inference.error_gallery import ExplainedError, gallery_html
 from weft.inference.metrics import Evaluation, percent_text
-from weft.intervals import accuracy_of
-from weft.pages import COLOURS, Fields, Section, new_figure, shown, write_page
+from weft.report import markup
+from weft.report.intervals import accuracy_of
+from weft.report.pages import COLOURS, Fields, Section, new_figure, shown, write_page
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

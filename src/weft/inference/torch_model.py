@@ -19,10 +19,10 @@ from weft.deploy.model import Model, ModelInfo, Outputs
 from weft.errors import UsageError
 from weft.inference.features import classifier_inputs
 from weft.layers.attention import record_attention
+from weft.machine.runtime import Runtime
 from weft.models.base import Backbone
 from weft.models.contract import mean_logits
 from weft.models.families import family_of
-from weft.runtime import Runtime
 
 
 class TorchModel:

@@ -11,7 +11,6 @@ import numpy as np
 from PIL import Image
 from torch import Tensor, nn
 
-from weft import markup
 from weft.checkpoints.confidence import confidence_of
 from weft.data import eval_transform, open_image
 from weft.data.preprocessing import visible
@@ -21,7 +20,8 @@ from weft.interpret.gradcam import grad_cam as compute_grad_cam
 from weft.interpret.maps import attention_maps, has_attention, run_with_attention
 from weft.interpret.overlay import overlaid
 from weft.models.contract import evaluation_mode, mean_logits
-from weft.notebook import described
+from weft.report import markup
+from weft.report.notebook import described
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 
 from weft.interpret.explaining import Explanation
 from weft.interpret.overlay import overlaid
-from weft.pages import COLOURS, new_figure, shown
+from weft.report.pages import COLOURS, new_figure, shown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from weft.grid import Grid
-from weft.processor import onednn_flags
+from weft.machine.processor import onednn_flags
 
 _PLAIN_SCORES = 1024 * 1024  # above this many scores per head, memory counts for more than time
 _HAS_AMX = "amx_bf16" in onednn_flags()

@@ -31,7 +31,7 @@ from weft import files
 from weft.data.folder import check_outside
 from weft.errors import CheckpointError, StorageError, UsageError
 from weft.files import TakenError, check_writable, is_temporary, remove, settle, write_file, write_table, writing
-from weft.system import IS_WINDOWS, is_alive, lock_file
+from weft.machine.system import IS_WINDOWS, is_alive, lock_file
 from weft.text import reason_of
 
 CONTENTS = ("recipe.yaml", "metrics.csv", "steps.csv", "best", "last", "state", "images.tsv.gz", "report")

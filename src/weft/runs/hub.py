@@ -13,11 +13,11 @@ from weft.checkpoints.hub_client import hub_errors
 from weft.checkpoints.resolve import PREFIX, find_model
 from weft.checkpoints.unknown import FILE as DETECTOR
 from weft.errors import UsageError
-from weft.intervals import accuracy_text
 from weft.models.contract import preprocessing
 from weft.progress import loading
 from weft.recipes import Recipe, dump, load_recipe
 from weft.recipes.load import recorded_environment
+from weft.report.intervals import accuracy_text
 from weft.runs.directory import EpochRow, best_of, read_metrics
 from weft.text import fenced, first_few, markdown, printable
 

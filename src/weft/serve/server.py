@@ -31,7 +31,7 @@ from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import Multiprocess
 
 from weft.errors import UsageError, WeftError
-from weft.processor import call_in_thread, num_threads
+from weft.machine.processor import call_in_thread, num_threads
 from weft.serve.app import create_app
 from weft.serve.metrics import MULTIPROC_DIR
 from weft.serve.service import Service, load_predictor, log

@@ -17,8 +17,8 @@ from weft.data import BadImage
 from weft.data.preprocessing import Pixels
 from weft.deploy.choosing import BATCH_SIZES
 from weft.inference.predictor import ImagePrediction, Predictor
-from weft.memory import keep_memory
-from weft.processor import begin_in_thread, call_in_thread, set_num_threads
+from weft.machine.memory import keep_memory
+from weft.machine.processor import begin_in_thread, call_in_thread, set_num_threads
 from weft.serve.batching import Batcher, ModelError, QueueFull, batch_limit
 from weft.serve.decoding import DecoderPool, NoDecoderError
 from weft.serve.forms import Upload

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from weft.data.formats import MAX_PIXELS
 from weft.deploy.formats import RUNTIMES as RUNTIMES
 from weft.errors import UsageError
-from weft.processor import MAX_THREADS, available_cores
+from weft.machine.processor import MAX_THREADS, available_cores
 from weft.recipes.fields import Within
 
 TOKEN = "WEFT_TOKEN"  # environment variable with the token

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import UsageError, need
-from weft.memory import release_memory
-from weft.processor import available_cores
+from weft.machine.memory import release_memory
+from weft.machine.processor import available_cores
 from weft.recipes import Recipe
 from weft.study import ray_engine
 from weft.study.jobs import Job, Result, failure_of, read_result, start_process
@@ -60,7 +60,7 @@ class Engine:
 
     def check(self, recipes: Iterable[Recipe]) -> None:
         """Raise UsageError if this machine cannot train one of the recipes; a cluster may have other GPUs."""
-        from weft.runtime import Runtime
+        from weft.machine.runtime import Runtime
         from weft.train.network import check_sync_bn
 
         for recipe in recipes if self.name == "local" else ():

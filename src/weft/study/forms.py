@@ -14,7 +14,7 @@ from weft.deploy import ExportReport
 from weft.errors import WeftError
 from weft.files import write_file
 from weft.inference.exports import export_run
-from weft.processor import has_bf16
+from weft.machine.processor import has_bf16
 from weft.progress import Work, quietly, say
 from weft.reading import read_json
 from weft.study.jobs import Job, Result, read_result

@@ -66,7 +66,7 @@ def seconds_per_image(recipe: Recipe, splits: Splits) -> float:
     Raises:
         WeftError: the network cannot be trained with this recipe.
     """
-    from weft.runtime import Runtime
+    from weft.machine.runtime import Runtime
     from weft.train.plan import Plan
     from weft.train.timing import step_times
 

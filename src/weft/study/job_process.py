@@ -20,10 +20,10 @@ from pydantic import TypeAdapter
 
 from weft.errors import CheckpointError, StoppedError, WeftError
 from weft.files import write_file
-from weft.memory import keep_memory
+from weft.machine.memory import keep_memory
+from weft.machine.system import hide_wandb, is_alive, peak_mib
 from weft.runs.directory import read_metrics
 from weft.study.jobs import REFERENCE, Result, is_reference
-from weft.system import hide_wandb, is_alive, peak_mib
 
 
 def run_job(folder: Path) -> Result:

@@ -31,6 +31,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator
 
 from weft.errors import UsageError, unknown
+from weft.machine.system import file_name
 from weft.models.families import VARIANTS
 from weft.recipes import Recipe, load_recipe
 from weft.recipes.fields import STRICT, Within
@@ -38,7 +39,6 @@ from weft.recipes.rules import check_rules
 from weft.recipes.schema import Data
 from weft.recipes.yaml_reader import Document, names_in, text_of, untyped
 from weft.study.jobs import REFERENCE, is_reference
-from weft.system import file_name
 
 SCALES = ("small", "paper")
 Values = Annotated[dict[str, Any], BeforeValidator(lambda values: {} if values is None else untyped(values))]

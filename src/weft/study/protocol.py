@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from weft.errors import WeftError
+from weft.machine.runtime import Runtime
 from weft.recipes import Recipe
-from weft.runtime import Runtime
 from weft.train.timing import find_batch_size, find_precision
 
 AUTO = "auto"

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from weft.intervals import MAX_HALF_WIDTH, Estimate, interval_text
-from weft.pages import COLOURS, Lead, Section, new_figure, series_style, shown, write_page
+from weft.report.intervals import MAX_HALF_WIDTH, Estimate, interval_text
+from weft.report.pages import COLOURS, Lead, Section, new_figure, series_style, shown, write_page
 from weft.study.result import FAILED, ExperimentResult, Row
 
 if TYPE_CHECKING:

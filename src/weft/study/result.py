@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from weft import markup
-from weft.intervals import Estimate, interval_text
-from weft.notebook import described
 from weft.progress import clock
+from weft.report import markup
+from weft.report.intervals import Estimate, interval_text
+from weft.report.notebook import described
 from weft.study.plan import Study
 
 MIN_P = 1e-6  # smaller p-values are not printed

@@ -12,7 +12,7 @@ from weft.data import SplitPlan, open_data
 from weft.data.folder import check_outside
 from weft.errors import UsageError, unknown
 from weft.files import write_file
-from weft.processor import bf16_note
+from weft.machine.processor import bf16_note
 from weft.progress import Work, loading, obeys_quiet, say
 from weft.recipes import load_recipe
 from weft.study.directory import check_request, opened
@@ -72,7 +72,7 @@ def run_study(
     check_request(map(str, places), out, force=force)
     read_study(study)
     with loading():
-        from weft.runtime import Runtime
+        from weft.machine.runtime import Runtime
         from weft.study.experiment import Experiment
 
     plan, variants, chosen, datasets = _prepared(load_study(study), scale, seeds, only, settings or {}, data)

@@ -9,9 +9,9 @@ from typing import Any
 
 from weft.data import Splits, image_size_hint
 from weft.errors import UsageError, WeftError
-from weft.intervals import accuracy_of
 from weft.progress import Work, rate, say
 from weft.recipes import Recipe
+from weft.report.intervals import accuracy_of
 from weft.study.candidates import SCALE
 from weft.study.directory import Directory, refuse_other
 from weft.study.engine import Engine

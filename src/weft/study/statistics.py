@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from weft.intervals import LEVEL, Estimate, difference_of
+from weft.report.intervals import LEVEL, Estimate, difference_of
 
 
 def mean_of_runs(values: Sequence[float]) -> Estimate:

@@ -14,8 +14,8 @@ from weft.data.preprocessing import visible
 from weft.data.source import pixel_limit
 from weft.data.split import stratified_subset
 from weft.models.contract import preprocessing
-from weft.pages import new_figure, shown
 from weft.recipes import Recipe
+from weft.report.pages import new_figure, shown
 from weft.train.batches import training_images
 from weft.train.objective import Mixing
 

@@ -8,9 +8,9 @@ from weft.data import ImageDataset, Source, make_loader, train_transform
 from weft.data.loader import ImageLoader
 from weft.data.order import Share
 from weft.errors import UsageError
+from weft.machine.runtime import Runtime
 from weft.models.contract import preprocessing
 from weft.recipes import Recipe
-from weft.runtime import Runtime
 from weft.train.objective import check_mixing
 
 DRAFTED = 2  # a JPEG may be decoded at reduced size for training while its sides keep this many times the input size

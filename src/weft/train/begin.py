@@ -16,8 +16,8 @@ from weft.data.preprocessing import eval_transform
 from weft.errors import StorageError, UsageError
 from weft.files import remove, temporary_path, write_file
 from weft.inference.arguments import check_unknown_images
+from weft.machine.processor import bf16_note
 from weft.models.contract import preprocessing
-from weft.processor import bf16_note
 from weft.progress import Work, say
 from weft.recipes import dump
 from weft.runs.directory import FINGERPRINT, PUBLIC_CLASSIFIER, REPLACEABLE, clear, refuse_taken

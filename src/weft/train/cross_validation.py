@@ -12,9 +12,9 @@ from pathlib import Path
 from weft.files import write_file
 from weft.inference.metrics import pooled
 from weft.inference.report import write_report
-from weft.intervals import grouped_text
 from weft.progress import quietly, say
 from weft.recipes import Recipe
+from weft.report.intervals import grouped_text
 from weft.runs.directory import CROSS_VALIDATION, FOLDS, read_metrics, reserved
 from weft.text import count
 from weft.train import begin

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from weft.pages import COLOURS, new_figure
+from weft.report.pages import COLOURS, new_figure
 from weft.runs.directory import EpochRow
 
 if TYPE_CHECKING:

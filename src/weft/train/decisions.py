@@ -16,10 +16,10 @@ from weft.checkpoints.config import CONFIG, read_config
 from weft.checkpoints.hub import is_cached, public_weights
 from weft.checkpoints.hub_client import is_reachable
 from weft.checkpoints.resolve import PREFIX, model_dir
+from weft.machine.runtime import Runtime
 from weft.models import families
 from weft.recipes import Recipe, load_recipe
 from weft.recipes.rules import check_rules
-from weft.runtime import Runtime
 from weft.train.request import NOTHING, Request, start_file
 from weft.train.timing import find_batch_size, find_precision
 

@@ -22,9 +22,9 @@ from weft.data.order import Key
 from weft.errors import CheckpointError, UsageError
 from weft.grid import Grid
 from weft.inference.measurement import evaluation_batches
+from weft.machine.runtime import Runtime
 from weft.models.contract import mean_logits, preprocessing
 from weft.recipes import Recipe
-from weft.runtime import Runtime
 from weft.train.state import sha256_of_tensors
 
 

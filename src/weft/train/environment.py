@@ -13,9 +13,9 @@ from pydantic import Field, with_config
 from typing_extensions import TypedDict
 
 from weft.data import Splits
+from weft.machine.processor import MAX_THREADS
+from weft.machine.runtime import Runtime
 from weft.models.families import plugins
-from weft.processor import MAX_THREADS
-from weft.runtime import Runtime
 from weft.version import __version__
 
 RECORDED = ("torch", "torchvision", "timm", "numpy", "pillow")

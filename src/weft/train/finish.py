@@ -21,8 +21,8 @@ from weft.inference.predictor import Predictor
 from weft.inference.probabilities import softmax
 from weft.inference.report import write_report
 from weft.inference.torch_model import TorchModel, infer
-from weft.intervals import grouped_text
 from weft.progress import Work, clock, say
+from weft.report.intervals import grouped_text
 from weft.text import printable
 from weft.train.curves import curve_figures
 from weft.train.held_out import HeldOutOutputs, read_held_out

@@ -26,11 +26,11 @@ from weft.inference.image_card import image_gallery
 from weft.inference.inputs import SourcePart, images_of
 from weft.inference.predictor import Predictor
 from weft.inference.probabilities import ranked
-from weft.intervals import accuracy_text
-from weft.pages import Lead, Section, Table, write_page
-from weft.processor import bf16_note
+from weft.machine.processor import bf16_note
 from weft.progress import Work, loading, obeys_quiet, quietly, say
 from weft.recipes.schema import Precision
+from weft.report.intervals import accuracy_text
+from weft.report.pages import Lead, Section, Table, write_page
 from weft.text import printable
 
 NUM = 20
@@ -241,7 +241,7 @@ def _precision_of(run: Path, device: str) -> Precision:
     if recipe is None or recipe.precision != "bf16":
         return "fp32"
     with loading():
-        from weft.runtime import Runtime
+        from weft.machine.runtime import Runtime
 
     kind = Runtime.of(device).device.type
     return "bf16" if kind != "mps" and bf16_note(kind, "bf16") is None else "fp32"

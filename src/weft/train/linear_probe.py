@@ -16,16 +16,16 @@ from scipy.optimize import fminbound
 from scipy.special import log_softmax, softmax
 from threadpoolctl import threadpool_limits
 
-from weft.intervals import accuracy_of
 from weft.progress import Work
 from weft.recipes import Recipe
+from weft.report.intervals import accuracy_of
 from weft.text import first_few
 
 if TYPE_CHECKING:
     from torch import nn
 
     from weft.data.loader import ImageLoader
-    from weft.runtime import Runtime
+    from weft.machine.runtime import Runtime
 
 STRENGTHS = np.array([0.01, 0.1, 1.0, 10.0, 100.0])  # inverse L2 penalty C, for features of unit variance
 FOLDS = 5

@@ -15,9 +15,9 @@ from weft.data import mix_seed
 from weft.data.order import Key
 from weft.errors import CheckpointError
 from weft.lazy import LazyModule
+from weft.machine.runtime import Runtime
 from weft.models.contract import mean_logits
 from weft.recipes import Recipe
-from weft.runtime import Runtime
 from weft.train.meter import Meter, StepResult
 from weft.train.objective import Mixing, Objective
 from weft.train.schedule import lr_at

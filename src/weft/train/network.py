@@ -15,11 +15,11 @@ from weft.checkpoints.hub import create_model
 from weft.checkpoints.resolve import PREFIX, model_dir
 from weft.errors import CheckpointError, UsageError
 from weft.lazy import LazyModule
+from weft.machine.runtime import Runtime
 from weft.models.building import build_described
 from weft.models.contract import resized
 from weft.models.families import VARIANTS
 from weft.recipes import Recipe
-from weft.runtime import Runtime
 from weft.train.request import start_file
 
 timm_layers: Any = LazyModule("timm.layers")

@@ -21,11 +21,11 @@ from weft.data.loader import ImageLoader
 from weft.data.order import Key
 from weft.inference.inputs import split_plan
 from weft.inference.measurement import evaluation_batches
+from weft.machine.runtime import Runtime
 from weft.models.families import check_name
 from weft.progress import Work, say
 from weft.recipes import Recipe
 from weft.recipes.rules import check_rules
-from weft.runtime import Runtime
 from weft.text import printable
 from weft.train.batches import training_batches, training_images
 from weft.train.decisions import AFTER_TIMING, BEFORE_IMAGES, BY_IMAGES, BY_TIMING, Case, decide

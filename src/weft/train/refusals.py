@@ -13,7 +13,7 @@ from weft.data import Source
 from weft.data.order import Key
 from weft.errors import DivergedError, UsageError, WeftError
 from weft.inference.inputs import name_of
-from weft.memory import is_out_of_memory
+from weft.machine.memory import is_out_of_memory
 from weft.recipes import Recipe
 from weft.text import first_few
 from weft.train.meter import StepResult

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from weft import markup
 from weft.inference.metrics import Evaluation
-from weft.intervals import Estimate, accuracy_text
-from weft.notebook import described
 from weft.progress import clock
+from weft.report import markup
+from weft.report.intervals import Estimate, accuracy_text
+from weft.report.notebook import described
 
 NUMBERS = ("top1", "top5", "balanced_accuracy", "macro_f1", "loss", "count")
 

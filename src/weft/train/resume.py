@@ -15,12 +15,12 @@ from weft.data import Splits
 from weft.data.fingerprint import Fingerprint, difference, fingerprint
 from weft.errors import CheckpointError, DataError, UsageError
 from weft.files import remove, write_file
+from weft.machine.runtime import Runtime
 from weft.models.families import plugins
 from weft.recipes import Recipe, dump, load_recipe
 from weft.recipes.load import KEYS, recorded_environment
 from weft.recipes.rules import check_rules
 from weft.runs.directory import FINGERPRINT, sweep
-from weft.runtime import Runtime
 from weft.train.environment import machine
 from weft.train.request import recipe_file
 from weft.train.state import RunState, load_state, skipped_text

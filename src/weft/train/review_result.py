@@ -9,7 +9,7 @@ from typing import Any
 
 from weft import files
 from weft.inference.image_card import image_gallery
-from weft.pages import Lead, Section, write_page
+from weft.report.pages import Lead, Section, write_page
 from weft.text import count, printable
 
 TABLE = "corrected.csv"

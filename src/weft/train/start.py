@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 from weft.data.folder import check_outside
 from weft.errors import UsageError
 from weft.files import check_writable, writing
+from weft.machine.system import file_name
 from weft.progress import is_first_process, loading, obeys_quiet, say
 from weft.recipes import load_recipe
 from weft.recipes.fields import seconds_of
 from weft.recipes.load import arguments_of
 from weft.runs.directory import check_run_dir, locked, refuse_taken, reserved, reserved_numbered
-from weft.system import file_name
 from weft.train.request import Request, check_resume
 from weft.train.stop import Stop
 from weft.train.track import check_trackers
@@ -292,7 +292,7 @@ def _resume(
 ) -> RunResult:
     """Resume a run."""
     with loading():
-        from weft.runtime import Runtime
+        from weft.machine.runtime import Runtime
         from weft.train import begin
         from weft.train.network import check_sync_bn
         from weft.train.plan import Plan, open_splits

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 
 from weft.data.order import Key
-from weft.memory import is_out_of_memory
+from weft.machine.memory import is_out_of_memory
+from weft.machine.runtime import Runtime
 from weft.models.contract import preprocessing
 from weft.recipes import Recipe
-from weft.runtime import Runtime
 from weft.train.distillation import is_cached, untrained_teacher
 from weft.train.loop import Batch, Learner
 from weft.train.network import build_model
@@ -127,7 +127,7 @@ def find_precision(recipe: Recipe, num_classes: int, runtime: Runtime) -> tuple[
     Args:
         recipe: what to train, with its batch size; its weights are not loaded.
         num_classes: number of classes.
-        runtime: with the precision that `weft.runtime.fastest_precision` found.
+        runtime: with the precision that `weft.machine.runtime.fastest_precision` found.
 
     Returns:
         The runtime with the chosen precision, and a sentence that gives the reason.

@@ -16,11 +16,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.helpers import examples
-from weft import files, system
+from weft import files
 from weft.errors import UsageError
+from weft.machine import system
+from weft.machine.system import MAX_NAME_BYTES, file_name
 from weft.runs import directory
 from weft.study.plan import slug
-from weft.system import MAX_NAME_BYTES, file_name
 
 DEVICES = {
     "con",
@@ -82,7 +83,7 @@ def test_names_stay_readable() -> None:
 
 HOLDER = """
 import sys
-from tests.test_system import simulate_windows_locks
+from tests.machine.test_system import simulate_windows_locks
 from weft.runs.directory import locked
 simulate_windows_locks(setattr)
 with locked(__import__("pathlib").Path(sys.argv[1])):

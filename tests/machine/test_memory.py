@@ -11,7 +11,7 @@ import pytest
 
 CODE = """
 import resource, sys, torch
-from weft.memory import keep_memory
+from weft.machine.memory import keep_memory
 did = keep_memory() if "keep" in sys.argv else None
 def step():
     for _ in range(20):
@@ -57,7 +57,7 @@ def test_who_has_chosen_is_left_alone(name):
 def test_it_is_given_back():
     code = """
 import torch
-from weft.memory import keep_memory, release_memory
+from weft.machine.memory import keep_memory, release_memory
 resident = lambda: int(open("/proc/self/statm").read().split()[1]) // 256  # MiB
 keep_memory()
 blocks = [torch.ones(250_000) for _ in range(300)]

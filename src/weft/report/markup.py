@@ -143,7 +143,7 @@ def fragment(body: str) -> str:
 
 @cache
 def _style(name: str) -> str:
-    return (resources.files("weft") / f"{name}.css").read_text(encoding="utf-8")
+    return (resources.files("weft.report") / f"{name}.css").read_text(encoding="utf-8")
 
 
 def _attributes(attributes: dict[str, str]) -> str:

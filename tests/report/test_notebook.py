@@ -16,15 +16,15 @@ from PIL import Image
 
 from tests.evaluations import evaluation_of
 from tests.train.test_markup import NAMES, TAGS, Reader
-from weft import notebook
 from weft.inference.embedding import Embedding
 from weft.inference.explain_files import FileExplanation
 from weft.inference.metrics import Evaluation
 from weft.inference.prediction import FilePrediction
 from weft.interpret import Explanation
-from weft.intervals import Estimate
-from weft.notebook import MAX_CARDS, ImageList, LiveOutput, in_notebook
 from weft.progress import Work, quietly, say
+from weft.report import notebook
+from weft.report.intervals import Estimate
+from weft.report.notebook import MAX_CARDS, ImageList, LiveOutput, in_notebook
 from weft.runs.directory import EpochRow
 from weft.study import Study
 from weft.study.plan import Scale, StudyVariant
@@ -34,7 +34,7 @@ from weft.train import RunResult
 from weft.train.meter import Meter
 from weft.train.reporter import Reporter, epoch_line
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "first_hour.ipynb"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "first_hour.ipynb"
 MAX_LINES = 12  # of progress in a cell
 MAX_REPR = 400  # characters
 ESTIMATE = Estimate(50.0, 49.0, 51.0)

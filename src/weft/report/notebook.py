@@ -8,7 +8,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
-from weft import markup
+from weft.report import markup
 
 UPDATE_SECONDS = 0.5  # smallest time between two updates of an output
 MAX_CARDS = 24  # images of a list that are shown

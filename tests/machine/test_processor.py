@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from weft import processor
+from weft.machine import processor
 
 
 @pytest.fixture(autouse=True)

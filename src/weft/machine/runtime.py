@@ -15,7 +15,7 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from weft.errors import UsageError
-from weft.processor import default_threads, give_threads_to_torch, has_bf16
+from weft.machine.processor import default_threads, give_threads_to_torch, has_bf16
 
 NO_CUDA = "device cuda needs a GPU that PyTorch can use; there is none. Pass --device cpu."
 NO_MPS = (

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from weft import markup
 from weft.files import write_file, writing
+from weft.report import markup
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -1,0 +1,1 @@
+"""The machine and its processes: processor, memory, device and precision, the operating system."""

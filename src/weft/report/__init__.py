@@ -1,0 +1,1 @@
+"""How results are shown: HTML pages, notebooks, numbers with their interval."""

@@ -72,7 +72,7 @@ test-slow: $(FULL)
 # With the instructions of a processor without AVX-512, VNNI and bf16, on any x86 processor.
 test-avx2: $(FULL)
 	ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 \
-		$(PYTEST) -m "not slow" tests/deploy tests/parity tests/layers tests/test_capabilities.py
+		$(PYTEST) -m "not slow" tests/deploy tests/parity tests/layers
 
 check: $(FULL)
 	$(BIN)/ruff check

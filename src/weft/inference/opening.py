@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -113,7 +114,8 @@ def open_fastest(
         run_blank(model, batch_size)
         return model
 
-    settings = (runtime, device, num_threads(), _torch_version())
+    has_gpu = os.path.exists("/dev/nvidia0")  # hosts may share a cache directory; torch is imported only where it runs
+    settings = (runtime, device, has_gpu, num_threads(), _torch_version())
     return fastest(choices, opened, (1, batch_size), settings=settings, log=log)
 
 

@@ -23,7 +23,7 @@ from weft.recipes.load import recorded_environment
 from weft.report import markup
 from weft.report.intervals import accuracy_text
 from weft.runs.directory import best_of, read_metrics
-from weft.text import first_few, printable
+from weft.text import count, first_few, printable
 
 RECIPE, METRICS, REPORT = "recipe.yaml", "metrics.csv", "report.json"
 CHOICE = "chosen.json"  # of the exports of format auto, with their times
@@ -65,7 +65,7 @@ class ExportInfo:
 
     def __str__(self) -> str:
         """Describe the export in one line."""
-        parts = [f"{self.format} {self.precision}", f"{self.bytes / 1e6:.1f} MB"]
+        parts = [f"{self.format} {self.precision}", _size(self.bytes)]
         parts += [] if self.top1 is None else [f"top-1 {self.top1:.2f} %"]
         parts += [f"{speed:,.0f} images/s at batch {size}" for size, speed in self.images_per_second.items()]
         return f"{self.path}: {', '.join(parts)}"
@@ -115,7 +115,7 @@ class RunInfo:
         lines = [
             (self.kind, printable(self.name)),
             ("network", self.network),
-            *([("input", f"{height}x{width} pixels, {channels} channels")] if self.input else []),
+            *([("input", f"{height}x{width} pixels, {count(channels, 'channel')}")] if self.input else []),
             *([] if self.num_classes is None else [("classes", f"{self.num_classes:,}{named}")]),
         ]
         for name in ("data", "recipe", "accuracy"):
@@ -123,7 +123,7 @@ class RunInfo:
                 lines.append((name, value))
         lines.append(("licence of the weights", self.licence or "not recorded"))
         lines += [("export", str(export)) for export in self.exports]
-        return lines + [("file", f"{path}, {size / 1e6:.1f} MB") for path, size in self.files]
+        return lines + [("file", f"{path}, {_size(size)}") for path, size in self.files]
 
     def __str__(self) -> str:
         """Return the lines as text."""
@@ -183,19 +183,18 @@ def _of_public_model(name: str) -> RunInfo:
 def _data(folder: Path, recipe: Recipe) -> str:
     """Return the dataset of a run with its numbers of images, as far as they are recorded."""
     environment = recorded_environment(folder / RECIPE)
-    counts = [environment.get(key) for key in ("train_images", "val_images")]
+    numbers = [environment.get(key) for key in ("train_images", "val_images")]
     text = printable(str(recipe.data.source))
-    if all(isinstance(count, int) for count in counts):
-        text += f": {counts[0]:,} images for training, {counts[1]:,} held out"
+    if all(isinstance(number, int) for number in numbers):
+        text += f": {count(numbers[0], 'image')} for training, {numbers[1]:,} held out"
     return text
 
 
 def _summary(recipe: Recipe) -> str:
     """Return the main settings of a recipe in one line."""
     start = recipe.start_from or ("public weights" if recipe.pretrained else "random weights")
-    length = (
-        f"{recipe.steps} steps" if recipe.steps else "linear probe" if recipe.epochs == 0 else f"{recipe.epochs} epochs"
-    )
+    epochs = "linear probe" if recipe.epochs == 0 else count(recipe.epochs or 0, "epoch")
+    length = count(recipe.steps, "step") if recipe.steps else epochs
     parts = [recipe.name, length, f"batch size {recipe.batch_size}", recipe.precision, f"from {printable(str(start))}"]
     return ", ".join(str(part) for part in parts if part)
 
@@ -208,12 +207,12 @@ def _accuracy(model: Path, folder: Path, recipe: Recipe | None) -> str | None:
     if recipe is None or model.name == "last" or not (folder / METRICS).is_file():
         return None
     best = best_of(read_metrics(folder / METRICS), recipe.best)
-    count = recorded_environment(folder / RECIPE).get("val_images")
+    held_out = recorded_environment(folder / RECIPE).get("val_images")
     if best is None:
         return None
-    text = (
-        accuracy_text(best.val_top1, count, "held-out images") if isinstance(count, int) else f"{best.val_top1:.2f} %"
-    )
+    text = f"{best.val_top1:.2f} %"
+    if isinstance(held_out, int):
+        text = accuracy_text(best.val_top1, held_out, "held-out images")
     return f"top-1 {text}, epoch {best.epoch} (the best)"
 
 
@@ -238,6 +237,10 @@ def _recorded(file: Path, schema: Any) -> Any:
         return read_json(file, schema)
     except CheckpointError:
         return {}
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:.1f} MB" if num_bytes >= 1e5 else f"{num_bytes / 1e3:.1f} kB"
 
 
 def _sizes(folder: Path) -> list[tuple[str, int]]:

@@ -109,7 +109,9 @@ def test_a_class_name_is_no_formula_in_the_csv_of_predictions(
 @pytest.mark.parametrize("verb", ["predict", "similar", "evaluate"])
 def test_the_help_of_csv_says_which_texts_it_changes(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([verb, "--help"]) == 0
-    assert "formula (first character = + - @) gets a leading apostrophe" in " ".join(capsys.readouterr().out.split())
+    assert "formula (first character = + - @) gets a leading apostrophe" in " ".join(
+        capsys.readouterr().out.replace("│", "").split()
+    )
 
 
 def assert_clean(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,8 +16,9 @@ import torch
 import weft.bench.speed as measuring
 from tests.helpers import lively
 from weft.bench.speed import WAYS, speed
+from weft.bench.subject import OutOfMemoryError, Subject
 from weft.bench.worker import cause, failure
-from weft.bench.worker_process import CALLS, SECONDS, OutOfMemoryError, Subject, WorkerProcess
+from weft.bench.worker_process import CALLS, SECONDS, WorkerProcess
 from weft.cli import main
 from weft.deploy import export
 from weft.errors import UsageError
@@ -219,7 +220,7 @@ def test_the_difference_of_logits(
 
 def test_exports_run_on_the_cpu_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "model_dir", Path)
-    monkeypatch.setattr(measuring, "read_config", lambda folder: {"artefact": {}})
+    monkeypatch.setattr(measuring, "exports_in", lambda folder: [folder])
     with pytest.raises(UsageError, match=r"Exports run on the CPU; got \S+ with device cuda\. Measure it with"):
         speed([tmp_path], device="cuda")
 
@@ -267,8 +268,8 @@ def test_emulated_bf16_is_named_and_refused_in_openvino(
             "onnx is not supported on cuda; choose another device, backend or",
         ),
         (["--device", "cuda"], "device cuda needs a GPU that PyTorch can use; there is none."),
-        (["--batch-size", "0"], "--batch-size must be a whole number of at least 1; got 0."),
-        (["--rounds", "many"], "--rounds must be a whole number of at least 1; got many."),
+        (["--batch-size", "0"], "batch_size must be at least 1; got 0."),
+        (["--rounds", "many"], "--rounds must be a whole number; got 'many'."),
     ],
 )
 def test_what_does_not_fit(

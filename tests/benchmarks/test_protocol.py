@@ -13,7 +13,8 @@ from benchmarks.common.records import read_csv
 from benchmarks.speed import protocol
 from benchmarks.speed.protocol import measure_protocol, protocol_models
 
-from weft.bench.worker_process import OutOfMemoryError, WorkerProcess
+from weft.bench.subject import OutOfMemoryError
+from weft.bench.worker_process import WorkerProcess
 from weft.errors import UsageError
 
 

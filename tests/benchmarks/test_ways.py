@@ -15,8 +15,8 @@ from torch import nn
 
 import weft
 from weft.bench.cost import cost
+from weft.bench.subject import Subject
 from weft.bench.worker import with_random_statistics
-from weft.bench.worker_process import Subject
 from weft.deploy.verification import relative_difference
 from weft.errors import UsageError
 

@@ -225,7 +225,7 @@ def test_links(tmp_path: Path, capsys: Capture) -> None:
     [
         (["check", "/no/such/place"], 3, "The data directory must exist; '/no/such/place' does not."),
         (["check", "digits"], 2, "DATA must be a directory; got digits, which is part of scikit-learn"),
-        (["check", ".", "--max-pixels", "0"], 2, "data.max_pixels must be a whole number at least 1 or null; got '0'"),
+        (["check", ".", "--max-pixels", "0"], 2, "max_pixels must be a whole number at least 1 or null; got '0'"),
         (
             ["check", ".", "--max-pixels", "1e8"],
             2,

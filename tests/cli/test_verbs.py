@@ -130,7 +130,7 @@ def test_predict(trained: RunResult, photos: Path, capsys: Shown) -> None:
     shown = capsys.readouterr()
     assert shown.err == ""
     rows = [line.split() for line in shown.out.splitlines()]
-    assert rows[0] == ["image", "rank", "class", "probability"]
+    assert rows[0] == ["image", "rank", "class", "probability", "unknown"]
     assert [row[2] for row in rows[1:]] == ["red", "blue", "blue"]
     assert main([*arguments, "--csv", "--top-k", "2"]) == 0
     answers = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))

@@ -150,7 +150,7 @@ WAYS = {
     "serve": (served,),
 }
 OTHERS = {  # verbs that read images by one of the ways above, or none
-    *("compare", "study", "convert", "export", "bench", "push", "models", "recipes", "doctor"),
+    *("compare", "study", "convert", "export", "bench", "push", "info", "models", "recipes", "doctor"),
 }
 
 

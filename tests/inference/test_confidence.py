@@ -212,7 +212,7 @@ def test_the_map_of_an_evaluation_is_of_the_images_also_with_those_of_their_mirr
     run: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     maps: list[np.ndarray] = []
-    monkeypatch.setattr("weft.inference.evaluation.feature_map", lambda features, *_: maps.append(features))
+    monkeypatch.setattr("weft.inference.feature_map.feature_map", lambda features, *_: maps.append(features))
     for tta in (False, True):
         evaluate(run, photos, tta=tta, out=tmp_path / str(tta), quiet=True)
     np.testing.assert_allclose(maps[1], maps[0], rtol=1e-5, atol=1e-6)

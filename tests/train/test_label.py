@@ -19,6 +19,7 @@ from weft.checkpoints import load_model_dir
 from weft.cli import main
 from weft.errors import CheckpointError, DataError, UsageError
 from weft.inference import evaluate, predict
+from weft.machine.runtime import Runtime
 from weft.recipes import dump, load_recipe
 from weft.runs.directory import FINGERPRINT
 from weft.train import RunResult, label, labelling, train
@@ -182,7 +183,7 @@ def test_the_precision_is_that_of_the_run_unless_it_is_emulated_here(
     monkeypatch.setattr(labelling, "bf16_note", lambda *_: None)
     assert (labelling._precision_of(mixed, "cpu"), labelling._precision_of(run.out, "cpu")) == ("bf16", "fp32")
     with monkeypatch.context() as patch:
-        patch.setattr(labelling.Runtime, "of", lambda device: SimpleNamespace(device=torch.device("mps")))
+        patch.setattr(Runtime, "of", lambda device: SimpleNamespace(device=torch.device("mps")))
         assert labelling._precision_of(mixed, "auto") == "fp32"
     monkeypatch.setattr(labelling, "bf16_note", lambda *_: "This processor emulates bf16.")
     assert labelling._precision_of(mixed, "cpu") == "fp32"
@@ -198,7 +199,7 @@ def test_bad_input(run: RunResult, unlabelled: Path, tmp_path: Path, capsys) -> 
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="a folder without images"):
         label(run.out, tmp_path / "empty", quiet=True)
-    with pytest.raises(UsageError, match=r"budget must be at least 1; got 0"):
+    with pytest.raises(UsageError, match=r"num must be at least 1; got 0"):
         label(run.out, unlabelled, num=0, quiet=True)
     with pytest.raises(UsageError, match=r"--out must name a directory; .*label.csv' is the name of a file"):
         label(run.out, unlabelled, out=tmp_path / "label.csv", quiet=True)

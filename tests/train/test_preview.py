@@ -94,7 +94,7 @@ def test_nothing_is_fetched_or_tried_for_it(photos: Path, tmp_path: Path, monkey
 
 def test_one_thing_at_a_time(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", str(photos), "--find-lr", "--preview", str(tmp_path / "seen.png")]) == 2
-    assert "--preview: not allowed with argument --find-lr" in capsys.readouterr().err
+    assert "--find-lr and --preview exclude each other" in capsys.readouterr().err
     arguments = ["train", str(photos), "--model", "levit_nano_32", "--quiet", "--json"]
     assert main([*arguments, "--preview", str(tmp_path / "seen.svg")]) == 0
     assert json.loads(capsys.readouterr().out) == {"preview": str(tmp_path / "seen.svg")}

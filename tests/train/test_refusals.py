@@ -17,7 +17,7 @@ from weft.checkpoints import save_model_dir
 from weft.checkpoints.hub import create_model
 from weft.cli import main
 from weft.errors import DataError, StorageError, UsageError
-from weft.inference import evaluation
+from weft.inference import measurement
 from weft.train import RunResult, begin, evaluate, loop, preview, run, train
 from weft.train import plan as planning
 from weft.train.track import Tracker
@@ -361,7 +361,7 @@ def test_data_with_a_split_may_hold_its_runs(pictures: Path, tmp_path: Path) -> 
 def test_an_evaluation_is_refused_before_it_measures(
     what: str, trained: RunResult, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evaluation, "measure", lambda *args, **kwargs: pytest.fail("it was measured"))
+    monkeypatch.setattr(measurement, "measured", lambda *args, **kwargs: pytest.fail("it was measured"))
     (tmp_path / "labels.json").write_text('{"elsewhere": [0]}')
     refused = {
         "out": ({"out": tmp_path / "labels.json" / "evaluated"}, StorageError, "Not a directory"),

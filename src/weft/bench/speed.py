@@ -17,7 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from weft.bench.worker_process import OutOfMemoryError, WorkerProcess
+from weft.bench.subject import OutOfMemoryError
+from weft.bench.worker_process import WorkerProcess
 from weft.checkpoints.resolve import is_path, model_dir
 from weft.deploy.choosing import exports_in
 from weft.errors import UsageError

@@ -19,7 +19,7 @@ import psutil
 import torch
 from torch import Tensor, nn
 
-from weft.bench.worker_process import OutOfMemoryError, Subject
+from weft.bench.subject import OutOfMemoryError, Subject
 from weft.checkpoints.hub import create_model
 from weft.checkpoints.model_dir import load_model_dir
 from weft.checkpoints.resolve import is_path, model_dir

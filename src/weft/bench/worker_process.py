@@ -13,10 +13,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
+from weft.bench.subject import OutOfMemoryError, Subject
 from weft.errors import UsageError, WeftError
 
 # The process imports what this one can, but nothing from the current folder, which may have a file numpy.py.
@@ -31,28 +32,6 @@ main()
 CALLS, SECONDS = 3, 0.25  # minimum calls and seconds of a turn, after as many seconds of warm-up
 MAX_BATCH = 512  # largest batch size in the search for the best one
 MIN_GAIN = 1.03  # speedup that a doubled batch size must have for the search to continue
-
-
-class OutOfMemoryError(UsageError):
-    """The memory of the device does not suffice for a batch."""
-
-
-class Subject(NamedTuple):
-    """The model that a worker runs.
-
-    Attributes:
-        call: function from images (b c h w) to logits; None outside the worker.
-        way, precision, device: how it runs; for an export, as it was exported.
-        size: (channels, height, width) of the images.
-        more: further values by name, or None.
-    """
-
-    call: Any
-    way: str
-    precision: str
-    device: str
-    size: tuple[int, ...]
-    more: dict[str, Any] | None = None
 
 
 class WorkerProcess:

@@ -17,7 +17,7 @@ def compare(
     models: Annotated[opt.Words, Parameter(alias="-m", metavar="NAME")] = None,
     budget: opt.Duration = None,
     seeds: opt.Positive = 1,
-    max_latency: opt.Duration = None,
+    max_latency: opt.Latency = None,
     max_size: opt.Size = None,
     recipe: opt.Recipe = None,
     settings: opt.Settings = None,

@@ -35,14 +35,14 @@ FollowLinks = Annotated[bool, in_group("Data", help="also follow links to folder
 
 
 @flat
-class Pixels:
+class ReadOptions:
     """Limit on images."""
 
     max_pixels: str | None = None
 
 
 @flat
-class Features(Pixels):
+class Features(ReadOptions):
     """The model of the features."""
 
     img_size: str | None = None
@@ -60,7 +60,7 @@ def check(
     strict: bool = False,
     follow_links: FollowLinks = False,
     settings: Columns = None,
-    pixels: Pixels = Pixels(),
+    pixels: ReadOptions = ReadOptions(),
     shown: opt.Shown = opt.Shown(),
 ) -> int:
     """Check the images of a dataset; exit with 3 if training would refuse it.
@@ -178,7 +178,7 @@ def prepare(
     *,
     size: opt.Number = 320,
     settings: Columns = None,
-    pixels: Pixels = Pixels(),
+    pixels: ReadOptions = ReadOptions(),
     output: opt.Output = opt.Output(),
 ) -> int:
     """Resize images into tar shards, which train reads faster.
@@ -214,7 +214,7 @@ def _columns(texts: list[str] | None, *known: str) -> dict[str, Any]:
     return {key.removeprefix("data."): value for key, value in columns.items()}
 
 
-def _pixels(pixels: Pixels) -> int | None:
+def _pixels(pixels: ReadOptions) -> int | None:
     """Return the limit on pixels, checked by the schema of recipes."""
     from weft.inference.arguments import InferenceOptions
 

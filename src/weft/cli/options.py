@@ -7,13 +7,14 @@ its flag, placeholder and help from `recipes/schema.py`; its text is checked whe
 from __future__ import annotations
 
 import csv
+import functools
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar, get_origin
 
-from cyclopts import Group, Parameter, validators
+from cyclopts import Group, Parameter
 
 from weft.errors import DataError, UsageError
 from weft.recipes.describe import options
@@ -92,9 +93,16 @@ NO_FORMULA = "a text that a spreadsheet would run as a formula (first character 
 
 Run = Annotated[str, Parameter(help=RUN)]
 Model = Annotated[str, Parameter(help=MODEL)]
+
+
+def _check_positive(kind: Any, number: int | None) -> None:
+    if number is not None and number < 1:
+        raise ValueError("must be a whole number at least 1")
+
+
 ImageFiles = Annotated[list[str], Parameter(help="image files, folders, or quoted patterns such as 'x/*.png'")]
 Number = Annotated[int, Parameter(metavar="N")]
-Positive = Annotated[int, Parameter(metavar="N", validator=validators.Number(gte=1))]
+Positive = Annotated[int, Parameter(metavar="N", validator=_check_positive)]
 Words = Annotated[list[str] | None, Parameter(consume_multiple=True)]
 Settings = Annotated[list[str] | None, in_group("Training", name="--set", metavar="KEY=VALUE")]
 Recipe = Annotated[
@@ -116,6 +124,9 @@ Percent = Annotated[
 ]
 
 Duration = Annotated[float | None, Parameter(converter=parsed(seconds_of), metavar="TIME")]
+Latency = Annotated[
+    float | None, Parameter(converter=parsed(functools.partial(seconds_of, needs_unit=True)), metavar="TIME")
+]
 Size = Annotated[float | None, Parameter(converter=parsed(bytes_of), metavar="SIZE")]
 
 

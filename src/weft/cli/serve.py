@@ -37,7 +37,8 @@ def option(field: Field[Any]) -> Any:
     if field.name == "reject_at_error":
         return opt.Percent
     if float in kinds:
-        kind, shown = Time, f"{default:g}{'ms' if field.name.endswith('_ms') else 's'}" if default else ""
+        is_short = field.name.endswith("_ms")
+        kind, shown = opt.Latency if is_short else Time, f"{default:g}{'ms' if is_short else 's'}" if default else ""
     elif field.name == "max_bytes":
         kind, shown = opt.Size, f"{default / 1e6:.3g}MB"
     elif get_origin(hint) is Literal:

@@ -42,7 +42,7 @@ DISTRIBUTIONS = ("openvino", "onnxruntime", "onnxruntime-gpu", "onnxruntime-open
 BATCH_SIZES = (1, 16)
 ROUNDS = 9  # turns per batch size
 MIN_ROUNDS, SECONDS = 3, 2.0  # after this time, no more than so many turns are started
-MAX_SECONDS = 30.0  # of a measurement that nobody asked for; batch sizes that would take longer are left out
+MAX_SECONDS = 30.0  # of a measurement that the user did not request; batch sizes that would take longer are left out
 MAX_BYTES = 1 << 20  # of chosen.json
 
 Short = Annotated[str, Field(max_length=2000)]

@@ -1,4 +1,4 @@
-"""Interface of a model: images in, logits out, whatever runs it. No torch is imported."""
+"""Interface of a model: images in, logits out, in every runtime. No torch is imported."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from weft.inference.info import info as info
     from weft.inference.metrics import Evaluation as Evaluation
     from weft.inference.opening import open_model as open_model
-    from weft.inference.prediction import FilePrediction as FilePrediction
     from weft.inference.prediction import predict as predict
+    from weft.inference.prediction_files import FilePrediction as FilePrediction
     from weft.inference.predictor import ImagePrediction as ImagePrediction
     from weft.inference.predictor import Predictor as Predictor
     from weft.inference.torch_model import TorchModel as TorchModel

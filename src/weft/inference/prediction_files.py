@@ -1,4 +1,4 @@
-"""Predictions as a table, as a CSV file, and as copies of the images in one folder per class."""
+"""The prediction for an image file, and predictions as a table, a CSV file or copies of the images by class."""
 
 from __future__ import annotations
 
@@ -7,20 +7,70 @@ import os
 import shutil
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from weft.errors import UsageError
 from weft.files import check_output, check_writable, new_directory, write_table
 from weft.inference.arguments import check_outside_images
+from weft.inference.image_card import image_card
 from weft.machine.system import unused_name
+from weft.report import markup
+from weft.report.notebook import described
 from weft.text import printable
-
-if TYPE_CHECKING:
-    from weft.inference.prediction import FilePrediction
 
 INDEX = "predictions.csv"  # in a directory of copies; its last column names each copy
 UNKNOWN, REJECTED = "unknown", "rejected"  # folders of images that are in no class
+
+
+@dataclass(frozen=True)
+class FilePrediction:
+    """Prediction for one image file: the most probable classes, or the reason why there is none.
+
+    Attributes:
+        image: path of the file, printable.
+        top: (class, probability), most probable first.
+        error: message, if the file cannot be read.
+        reason: short code of the error, such as `truncated`.
+        rejected: whether the most probable class is below the threshold of `reject_at_error`; None without one.
+        unknown: whether the image resembles no training image; None if the model cannot tell.
+    """
+
+    image: str
+    top: list[tuple[str, float]]
+    error: str | None = None
+    reason: str | None = None
+    rejected: bool | None = None
+    unknown: bool | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the dictionary that `--json` prints."""
+        if self.error is not None:
+            return {"image": self.image, "error": self.error, "reason": self.reason}
+        top = [{"class": name, "probability": share} for name, share in self.top]
+        rejected = {} if self.rejected is None else {"rejected": self.rejected}
+        unknown = {} if self.unknown is None else {"unknown": self.unknown}
+        return {"image": self.image, "top": top, **rejected, **unknown}
+
+    def __repr__(self) -> str:
+        """Return the image and its classes in one line."""
+        top = ", ".join(f"{name!r} {100 * share:.1f} %" for name, share in self.top)
+        values = [("image", repr(self.image)), ("top", None if self.error is not None else f"[{top}]")]
+        values += [("error", self.error and repr(self.error)), ("rejected", self.rejected), ("unknown", self.unknown)]
+        return described("FilePrediction", values)
+
+    def _repr_html_(self) -> str:
+        return markup.fragment(markup.gallery([self.card()]))
+
+    def card(self) -> markup.Card:
+        """Return the image and its classes, for a gallery."""
+        if self.error is not None:
+            return markup.Card([], [self.error], self.image)
+        lines = [f"{name}, {100 * share:.1f} %" for name, share in self.top]
+        lines += ["rejected: the confidence is below the threshold"] if self.rejected else []
+        lines += ["unknown: the image resembles no training image"] if self.unknown else []
+        return image_card(self.image, lines)
 
 
 def table_of(predictions: Sequence[FilePrediction]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:

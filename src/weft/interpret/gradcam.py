@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from threading import get_ident
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -18,6 +18,16 @@ from weft.layers.tokens import to_map
 from weft.models.base import CamTarget
 from weft.models.contract import mean_logits
 from weft.models.families import family_of
+
+
+class _Output(NamedTuple):
+    """A tensor that a call of a module returned: the module, its arguments, the place among its tensors."""
+
+    module: nn.Module
+    args: tuple[Any, ...]
+    place: int
+    tensor: Tensor
+
 
 AsMap = Callable[[Tensor], Tensor]  # lays an output of a layer, or its gradient, out as a map (b c h w)
 
@@ -37,37 +47,37 @@ def grad_cam(model: nn.Module, images: Float[Tensor, "b c height width"], label:
         UsageError: no feature level of the network is known to be a map of the image.
     """
     target = _cam_target(model)
-    modules = _feature_modules(model) if target is None else [target.module]
-    calls: dict[nn.Module, tuple[tuple[Any, ...], Tensor]] = {}  # arguments and output of the last call
+    levels = _feature_levels(model) if target is None else {target.module: 0}
+    calls: dict[nn.Module, list[_Output]] = {}  # those of the last call
 
     def keep(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        output = _last_tensor(output)
-        if output is not None and output.requires_grad:
-            calls[module] = args, output
+        found = [_Output(module, args, place, tensor) for place, tensor in enumerate(_tensors(output))]
+        calls[module] = [each for each in found if each.tensor.requires_grad]
 
     with torch.inference_mode(False), torch.enable_grad():
         _clone_inference_tensors(model)
-        with _hooked(modules, keep):
+        with _hooked(levels, keep):
             # a gradient of the images keeps one for frozen layers
             logits = mean_logits(model(images.detach().clone().requires_grad_()))
-        outputs = [output for _, output in calls.values()]
-        gradients = torch.autograd.grad(logits[:, label].sum(), outputs, allow_unused=True) if outputs else ()
+        outputs = [output for call in calls.values() for output in call]
+        tensors = [output.tensor for output in outputs]
+        gradients = torch.autograd.grad(logits[:, label].sum(), tensors, allow_unused=True) if outputs else ()
     cams = []
-    for (module, (args, output)), gradient in reversed(list(zip(calls.items(), gradients, strict=True))):
+    for output, gradient in reversed(list(zip(outputs, gradients, strict=True))):
         if gradient is None:
             continue
         as_map = (
-            _own_layout(model, images[:1], modules.index(module), module, output[:1])
+            _own_layout(model, images[:1], levels[output.module], output)
             if target is None
-            else _layout(output, target.prefix, target.grid_of(args))
+            else _layout(output.tensor, target.prefix, target.grid_of(output.args))
         )
         if as_map is not None:
-            fmap, slope = as_map(output.detach()), as_map(gradient)
+            fmap, slope = as_map(output.tensor.detach()), as_map(gradient)
             cams.append((slope.mean(dim=(2, 3), keepdim=True) * fmap).sum(dim=1).relu())
             if slope.any():
                 return cams[-1]
     if not cams:
-        raise _no_map(model, images, [tuple(output.shape) for output in outputs])
+        raise _no_map(model, images, [tuple(tensor.shape) for tensor in tensors])
     return cams[0]  # without any gradient, as of a classifier of zeros, the map of the last level is zero
 
 
@@ -78,22 +88,26 @@ def _cam_target(model: nn.Module) -> CamTarget | None:
     return None if cam_target is None else cam_target(model)
 
 
-def _feature_modules(model: Any) -> list[nn.Module]:
-    """Return the modules whose outputs are the feature levels of a network, by timm's `feature_info`."""
+def _feature_levels(model: Any) -> dict[nn.Module, int]:
+    """Return the modules whose outputs are feature levels of a network, with the number of the level, by timm's
+    `feature_info`; levels inside a module have none (`stem` of HRNet)."""
     names = {name.replace("/", "."): module for name, module in model.named_modules()}
     info = getattr(model, "feature_info", None) or ()
-    modules = [names[level["module"]] for level in info if level.get("module") in names]
-    if len(modules) < len(info) or not modules:
+    modules = {names[level["module"]]: number for number, level in enumerate(info) if level.get("module") in names}
+    if not modules:
         raise UsageError(
             f"Grad-CAM needs to know where {type(model).__name__} has a map; it has no feature_info that names modules."
             " Leave it out (--no-grad-cam, grad_cam=False)."
         )
     # a list of modules is not called itself: its last module is
-    return [module[-1] if isinstance(module, nn.ModuleList) and len(module) else module for module in modules]
+    return {
+        module[-1] if isinstance(module, nn.ModuleList) and len(module) else module: number
+        for module, number in modules.items()
+    }
 
 
 @contextlib.contextmanager
-def _hooked(modules: Sequence[nn.Module], hook: Callable[[nn.Module, tuple[Any, ...], Any], Any]) -> Iterator[None]:
+def _hooked(modules: Iterable[nn.Module], hook: Callable[[nn.Module, tuple[Any, ...], Any], Any]) -> Iterator[None]:
     """Call a hook after each call of the modules in this thread; what it returns replaces the output."""
     thread = get_ident()
 
@@ -110,31 +124,41 @@ def _layout(output: Tensor, prefix: int, grid: tuple[int, int]) -> AsMap:
     return (lambda x: x) if output.ndim == 4 else (lambda x: to_map(x[:, prefix:], grid))
 
 
-def _own_layout(model: Any, images: Tensor, level: int, module: nn.Module, output: Tensor) -> AsMap | None:
+def _own_layout(model: Any, images: Tensor, level: int, output: _Output) -> AsMap | None:
     """Return how the network itself lays an output of a feature level out as a map; None if it does not tell.
 
     The output is replaced by the numbers of its elements, and the network asked for its map, in which they have moved.
-    Tokens can be in another order than row by row (Hiera), which only the network knows.
+    Tokens can be in another order than row by row (Hiera), which only the network knows. A map (b c h w) that the
+    network changes before it returns it (HRNet) is one by its aspect.
     """
-    if not hasattr(model, "forward_intermediates"):
-        return (lambda x: x) if output.ndim == 4 else None
-    numbers = torch.arange(output.numel(), dtype=torch.float, device=output.device).view(output.shape)
-    with torch.no_grad(), _hooked([module], lambda *call: _with_last_tensor(call[-1], numbers)):
-        (fmap,) = model.forward_intermediates(images, indices=[level], intermediates_only=True)
-    index = fmap.long()
-    is_moved = fmap.ndim == 4 and (index == fmap).all() and len(index.unique()) == index.numel()
-    return (lambda x: x.flatten(1)[:, index.flatten()].unflatten(1, index.shape[1:])) if is_moved else None
+    shape = output.tensor[:1].shape
+    if hasattr(model, "forward_intermediates"):
+        numbers = torch.arange(shape.numel(), dtype=torch.float, device=output.tensor.device).view(shape)
+        with torch.no_grad(), _hooked([output.module], lambda *call: _with_tensor(call[-1], output.place, numbers)):
+            (fmap,) = model.forward_intermediates(images, indices=[level], intermediates_only=True)
+        index = fmap.long()
+        if fmap.ndim == 4 and (index == fmap).all() and len(index.unique()) == index.numel():
+            # CrossViT makes images square
+            layout: AsMap = lambda x: x.flatten(1)[:, index.flatten()].unflatten(1, index.shape[1:])  # noqa: E731
+            return layout if _has_aspect(fmap.shape[2:], images.shape[2:]) else None
+    is_map = len(shape) == 4 and getattr(model, "output_fmt", "NCHW") == "NCHW"
+    return (lambda x: x) if is_map and _has_aspect(shape[2:], images.shape[2:]) else None
 
 
-def _last_tensor(output: Any) -> Tensor | None:
-    tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
-    return tensors[-1] if tensors else None
+def _has_aspect(grid: Sequence[int], size: Sequence[int]) -> bool:
+    """Return whether one stride leads from an image to a grid on both axes, up to one place for padding."""
+    least, most = ([(side + more) / pixels for side, pixels in zip(grid, size, strict=True)] for more in (-1, 1))
+    return max(least) < min(most) and all(side <= pixels for side, pixels in zip(grid, size, strict=True))
 
 
-def _with_last_tensor(output: Any, new: Tensor) -> Any:
-    """Return an output of a layer with another last tensor."""
-    last = _last_tensor(output)
-    return tree_map(lambda leaf: new if leaf is last else leaf, output)
+def _tensors(output: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+
+
+def _with_tensor(output: Any, place: int, new: Tensor) -> Any:
+    """Return an output of a layer with another tensor at a place among its tensors."""
+    old = _tensors(output)[place]
+    return tree_map(lambda leaf: new if leaf is old else leaf, output)
 
 
 def _clone_inference_tensors(model: nn.Module) -> None:

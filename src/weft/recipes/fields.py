@@ -65,20 +65,21 @@ TIMES = {"d": 86400, "h": 3600, "m": 60, "s": 1, "ms": 0.001}
 SIZES = {"": 1, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9}
 
 
-def seconds_of(text: str | float, option: str, *, may_be_zero: bool = False) -> float:
+def seconds_of(text: str | float, option: str, *, may_be_zero: bool = False, needs_unit: bool = False) -> float:
     """Parse a duration: seconds, or '10ms', '90s', '45m', '2h', '1h30m', '1d'.
 
     Args:
         text: the duration.
         option: its name in the error.
         may_be_zero: allow zero.
+        needs_unit: refuse a number alone, which a reader may take for milliseconds.
 
     Raises:
         UsageError: not a duration.
     """
     text = str(text).replace(" ", "")
     parts = re.findall(r"(\d+(?:\.\d+)?)(ms|[dhms])", text)
-    if re.fullmatch(r"-?\d+(\.\d+)?", text):
+    if re.fullmatch(r"-?\d+(\.\d+)?", text) and not needs_unit:
         seconds = float(text)
     elif parts and "".join(number + unit for number, unit in parts) == text:
         seconds = sum(float(number) * TIMES[unit] for number, unit in parts)
@@ -90,7 +91,7 @@ def seconds_of(text: str | float, option: str, *, may_be_zero: bool = False) -> 
 
 
 def bytes_of(text: str | float, option: str) -> float:
-    """Parse a size: bytes, or '800kB', '20MB', '1GB' with powers of 1000.
+    """Parse a size: '800kB', '20MB', '1GB' with powers of 1000. A number of Python is bytes; a text needs its unit.
 
     Args:
         text: the size.
@@ -99,7 +100,7 @@ def bytes_of(text: str | float, option: str) -> float:
     Raises:
         UsageError: not a size.
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(?:([kKMG]?)B)?", str(text).replace(" ", ""))
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKMG]?)B", text.replace(" ", "") if isinstance(text, str) else f"{text}B")
     if match is None or float(match[1]) <= 0:
         raise UsageError(f"{option} must be a size such as 20MB; got '{text}'.")
     return float(match[1]) * SIZES[match[2] or ""]

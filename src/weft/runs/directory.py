@@ -104,7 +104,7 @@ def entries_of(path: Path) -> list[Path]:
 
 
 def refuse_taken(path: Path, owned: Sequence[str] = REPLACEABLE, *, force: bool) -> None:
-    """Check that a directory is new, empty or replaceable, apart from its lock.
+    """Check that a directory is new, empty or replaceable; its lock may be in it.
 
     Args:
         path: the directory.

@@ -143,8 +143,11 @@ def _serve_in_workers(settings: Settings, sock: socket.socket, url: str) -> None
     settings = replace(settings, threads=settings.threads or max(num_threads() // settings.workers, 1))
     with tempfile.TemporaryDirectory(prefix="weft-serve-") as folder:
         os.environ[MULTIPROC_DIR] = folder
-        supervisor = _Supervisor(settings, sock, lambda metadata: _announce(settings, metadata, url))
-        supervisor.run()
+        try:
+            supervisor = _Supervisor(settings, sock, lambda metadata: _announce(settings, metadata, url))
+            supervisor.run()
+        finally:
+            del os.environ[MULTIPROC_DIR]
     if any(process.exitcode == STARTUP_FAILURE for process in supervisor.processes):
         raise WeftError("The processes of the service must start; one does not. Its messages above have the reason.")
 

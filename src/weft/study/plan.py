@@ -33,6 +33,7 @@ from pydantic import BeforeValidator
 from weft.errors import UsageError, unknown
 from weft.machine.system import file_name
 from weft.models.families import VARIANTS
+from weft.progress import loading
 from weft.recipes import Recipe, load_recipe
 from weft.recipes.fields import STRICT, Within
 from weft.recipes.rules import check_rules
@@ -227,9 +228,10 @@ class ResolvedVariant:
         Raises:
             UsageError: as `recipe`, an unknown model argument, or settings that contradict each other.
         """
-        import torch
+        with loading():
+            import torch
 
-        from weft.train.network import build_model
+            from weft.train.network import build_model
 
         recipe = self.recipe
         with self.named_in_errors():

@@ -12,8 +12,8 @@ from weft.lazy import attach
 if TYPE_CHECKING:
     from weft.inference.evaluation import evaluate as evaluate
     from weft.inference.metrics import Evaluation as Evaluation
-    from weft.inference.prediction import FilePrediction as Answer  # noqa: F401
     from weft.inference.prediction import predict as predict
+    from weft.inference.prediction_files import FilePrediction as Answer  # noqa: F401
     from weft.runs.hub import push as push
     from weft.train.data_review import review as review
     from weft.train.labelling import Labelling as Labelling

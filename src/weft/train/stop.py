@@ -41,7 +41,7 @@ class Stop:
         EPOCHS: "the requested number of epochs is reached",
     }
     CODES: ClassVar = {SIGHUP: 129, SIGTERM: 143}  # exit codes, by the convention of shells
-    ECHO_SECONDS: ClassVar = 2.0
+    ECHO_SECONDS: ClassVar = 10.0  # a handler first waits for the C++ code that is running
 
     def __init__(self, max_seconds: float | None = None, after_epochs: int | None = None) -> None:
         self.after_epochs = after_epochs

@@ -486,16 +486,17 @@ def test_what_does_not_fit_says_so(models, photos, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_artefacts_that_cannot_be_used(tmp_path):
-    out = tmp_path / "out"
+    out, image = tmp_path / "out", tmp_path / "red.png"
+    Image.new("RGB", (32, 32), "red").save(image)
     export(model("levit_nano_32"), out)
-    with pytest.raises(UsageError, match=r"exists already"):
+    with pytest.raises(UsageError, match=r"must be new or empty"):
         export(model("levit_nano_32"), out)
     export(model("levit_nano_32"), out, format="openvino", force=True)
     assert not (out / "model.onnx").exists()
     with pytest.raises(CheckpointError, match=r"it is an export, for inference only"):
         load_model_dir(out)
     with pytest.raises(UsageError, match=r"img_size must be that of the export, 32x32; got 64x64\."):
-        predict(out, [], img_size=64)
+        predict(out, image, img_size=64)
     (out / "model.bin").write_bytes(b"\0" * 100)
     with pytest.raises(CheckpointError, match=r"model\.bin must exist and have the sha256 that config\.json states"):
         open_model(out)

@@ -279,4 +279,4 @@ def test_the_command_line_lists_and_plans(file, capsys):
     assert "model_args.attn_bias=False" in shown
     assert main(["study", str(file), "--engine", "spark"]) == 2
     assert main(["study", str(file), "--jobs", "0"]) == 2
-    assert "--jobs must be a whole number of at least 1; got 0." in capsys.readouterr().err
+    assert "--jobs must be a whole number at least 1; got 0." in capsys.readouterr().err

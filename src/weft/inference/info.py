@@ -183,10 +183,10 @@ def _of_public_model(name: str) -> RunInfo:
 def _data(folder: Path, recipe: Recipe) -> str:
     """Return the dataset of a run with its numbers of images, as far as they are recorded."""
     environment = recorded_environment(folder / RECIPE)
-    numbers = [environment.get(key) for key in ("train_images", "val_images")]
+    training, held_out = (environment.get(key) for key in ("train_images", "val_images"))
     text = printable(str(recipe.data.source))
-    if all(isinstance(number, int) for number in numbers):
-        text += f": {count(numbers[0], 'image')} for training, {numbers[1]:,} held out"
+    if isinstance(training, int) and isinstance(held_out, int):
+        text += f": {count(training, 'image')} for training, {held_out:,} held out"
     return text
 
 

@@ -426,7 +426,8 @@ def test_a_model_that_fails_is_no_fault_of_the_picture(model_dir: Path, capsys: 
 
     async def body(client: httpx2.AsyncClient) -> None:
         with torch.no_grad():
-            broken.model.network.head.weight.fill_(float("nan"))
+            for parameter in broken.model.running.parameters():
+                parameter.fill_(float("nan"))
         response = await client.post("/predict", content=picture(0))
         assert (response.status_code, response.json()["error"]["code"]) == (503, "model-fault")
         broken.predict = lambda photos, *, overlay=False: 1 / 0

@@ -203,7 +203,7 @@ def test_bad_input(run: RunResult, unlabelled: Path, tmp_path: Path, capsys) -> 
         label(run.out, unlabelled, num=0, quiet=True)
     with pytest.raises(UsageError, match=r"--out must name a directory; .*label.csv' is the name of a file"):
         label(run.out, unlabelled, out=tmp_path / "label.csv", quiet=True)
-    with pytest.raises(UsageError, match=r"certain must be above 0 and at most 1; got 1\.5"):
+    with pytest.raises(UsageError, match=r"min_probability must be above 0 and at most 1; got 1\.5"):
         label(run.out, unlabelled, min_probability=1.5, quiet=True)
     config = json.loads((run.out / "best" / "config.json").read_text())
     shutil.copytree(run.out / "best", tmp_path / "nameless")

@@ -128,7 +128,7 @@ CASES: dict[str, tuple[Callable[[Place], dict[str, Any]], int, str]] = {
     "out with NUL": (at("a\0b"), 2, "without NUL"),
     "out with too long a name": (at("new/" + "x" * 256), 6, "File name too long"),
     "out with too long a path for its files": (at("/".join(["new", *["x" * 200] * 19, "y" * 160])), 6, "too long"),
-    "out below a file": (below_a_file, 6, "Not a directory"),
+    "out below a file": (below_a_file, 6, "must be writable"),
     "out where nothing can be written": (at("/proc/new/run"), 6, "/proc/new/run must be writable"),
     "out that holds something else": (foreign, 2, "must be new or empty"),
     "out in the data": (at("data/run"), 2, "must be outside the data folder"),
@@ -364,7 +364,7 @@ def test_an_evaluation_is_refused_before_it_measures(
     monkeypatch.setattr(measurement, "measured", lambda *args, **kwargs: pytest.fail("it was measured"))
     (tmp_path / "labels.json").write_text('{"elsewhere": [0]}')
     refused = {
-        "out": ({"out": tmp_path / "labels.json" / "evaluated"}, StorageError, "Not a directory"),
+        "out": ({"out": tmp_path / "labels.json" / "evaluated"}, StorageError, "must be writable"),
         "real_labels": (
             {"real_labels": tmp_path / "labels.json"},
             DataError,

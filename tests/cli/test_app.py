@@ -84,7 +84,12 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
             ["train", "digits", "--device", "gpu"],
             "--device must be one of auto, cpu, cuda, mps; got 'gpu'. See: weft train --help",
         ),
-        (["evaluate"], "weft evaluate needs RUN; got none. See: weft evaluate --help"),
+        (
+            ["evaluate"],
+            "weft evaluate needs RUN; got none. Usage: weft evaluate RUN DATA [options]. See: weft evaluate --help",
+        ),
+        (["train", "digits", "--epochs"], "--epochs needs a value; got none. See: weft train --help"),
+        (["predict", "run", "x.png", "--quiet=maybe"], "--quiet must be given without a value; got 'maybe'. See: "),
         (["models", "resnett*"], "Unknown model 'resnett*'. Nearest: "),
         (
             ["predict", "run", "x.png", "--top-k", "few"],

@@ -51,8 +51,9 @@ def test_what_is_shown_can_be_read_again(capsys: Shown, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["show"], "weft recipes show needs NAME; got none. See: weft recipes show --help"),
-        (["digits"], "weft recipes has no place for 'digits'. See: weft recipes --help"),
+        (["show"], "weft recipes show needs NAME; got none. Usage: weft recipes show NAME [options]. See: "),
+        (["digits"], "Unknown command of weft recipes 'digits'. Nearest: "),
+        (["shwo", "digits"], "Unknown command of weft recipes 'shwo'. Nearest: show, "),
         (["settings", "optim"], "weft recipes settings has no place for 'optim'."),
         (["show", "levit_pretrian"], "Unknown recipe 'levit_pretrian'. Nearest: levit_pretrain"),
         (["show", "digits", "--set", "optim.lrr=1"], "Unknown setting 'optim.lrr'. Nearest: optim.lr"),

@@ -216,10 +216,14 @@ def _refusal(error: CycloptsError, name: str) -> WeftError:
     see = f"See: {name} --help"
     if isinstance(error.__cause__, WeftError):
         return error.__cause__
-    if isinstance(error, UnknownCommandError):
+    verb = name.partition(" ")[2]
+    is_command = isinstance(error, UnknownCommandError) or (
+        isinstance(error, UnusedCliTokensError) and verb in WITH_COMMANDS
+    )
+    if is_command:
         word = (error.unused_tokens or [""])[0]
         if name != "weft":
-            known = [each for each in find(name.partition(" ")[2]) if not each.startswith("-")]
+            known = [each for each in find(verb) if not each.startswith("-")]
             return unknown(f"command of {name}", word, known, f"{name} --help")
         kind, known = ("option", ("--help", "--version")) if word.startswith("-") else ("verb", VERBS)
         return unknown(kind, word, known, "weft --help")
@@ -233,8 +237,10 @@ def _refusal(error: CycloptsError, name: str) -> WeftError:
         return UsageError(f"{name} has no place for '{word}'. {hint}")
     option = error.argument.name if error.argument is not None else ""
     option = option if option.startswith("-") else option.upper()
+    if isinstance(error, MissingArgumentError) and error.keyword:
+        return UsageError(f"{option} needs a value; got none. {see}")
     if isinstance(error, MissingArgumentError):
-        return UsageError(f"{name} needs {option}{' and its value' if error.keyword else ''}; got none. {see}")
+        return UsageError(f"{name} needs {option}; got none. {find(verb).usage}. {see}")
     if isinstance(error, ValidationError):
         must = error.exception_message[:1].lower() + error.exception_message[1:].rstrip(".")
         given = " ".join(token.value for token in error.argument.tokens) if error.argument is not None else ""
@@ -242,7 +248,7 @@ def _refusal(error: CycloptsError, name: str) -> WeftError:
     if isinstance(error, CoercionError) and error.token is not None and error.argument is not None:
         choices = error.argument.get_choices(force=True) or ()
         kinds = [TYPES[kind] for kind in (error.target_type, *get_args(error.target_type)) if kind in TYPES]
-        must = f"one of {', '.join(choices)}" if choices else " or ".join(kinds)
+        must = f"one of {', '.join(choices)}" if choices else " or ".join(kinds) or "given without a value"
         return UsageError(f"{option} must be {must}; got '{error.token.value}'. {see}")
     return UsageError(f"{error}. {see}")
 

@@ -30,7 +30,6 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "src"))  # weft need not be i
 
 from benchmarks.common.records import read_csv, write_csv
 from cells import CELLS
-from report import write_pages
 from settings import (
     DONE,
     HERE,
@@ -48,6 +47,7 @@ from settings import (
     stop_running,
 )
 
+from report import write_pages
 from weft.errors import WeftError
 from weft.files import write_file
 

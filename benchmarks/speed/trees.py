@@ -2,9 +2,11 @@
 
 OLD_SRC is the `src` of an older checkout, IMAGES an image folder. Fresh processes, in turns of both trees, each with
 the same interpreter and threads, do what every use starts with: build a model, classify an image on the command line by
-a model directory, open a folder (every image decoded). And they train on digits: the time of the training steps alone,
-and of the loop with its data, log and progress, without the first two steps. Seconds are those of the processor, which
-other work on the machine disturbs less than the clock; the ratio is that of the medians.
+a model directory and by an ONNX export, open a folder (every image decoded). They train on digits: the time of the
+training steps alone, and of the loop with its data, log and progress, without the first two steps. And they serve: the
+time of the clock of 600 requests by 8 clients, with an image of 32 pixels, where HTTP counts most, and with one of
+IMAGES. All others are seconds of the processor, which other work on the machine disturbs less than the clock; the ratio
+is that of the medians.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from PIL import Image
 
 NEW_SRC = Path(__file__).parents[2] / "src"
 COLUMNS = ("what", "instructions", "rounds", "old_s", "new_s", "new_over_old")
@@ -48,7 +51,32 @@ print(sum(end - start for start, end in times[2:]), times[-1][1] - times[1][1])
 SAVE = """
 import sys, weft
 from weft.checkpoints import save_model_dir
-save_model_dir(weft.create_model("levit_nano_32", num_classes=3), sys.argv[1], label_names=["a", "b", "c"])
+model = weft.create_model("levit_nano_32", num_classes=3).eval()
+save_model_dir(model, sys.argv[1], label_names=["a", "b", "c"])
+weft.export(model, sys.argv[2], format="onnx", label_names=["a", "b", "c"])
+"""
+SERVE = """
+import concurrent.futures, http.client, subprocess, sys, threading, time
+command = [sys.executable, "-m", "weft", "serve", sys.argv[1], "--port", "0", "--max-batch", "8"]
+service = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+address = next(line for line in service.stderr if "open http" in line).split("//")[1].split("/")[0]
+own = threading.local()
+with open(sys.argv[2], "rb") as file:
+    image = file.read()
+
+def ask(_):
+    own.client = getattr(own, "client", None) or http.client.HTTPConnection(address)
+    own.client.request("POST", "/predict", image, {"Content-Type": "image/png"})
+    reply = own.client.getresponse()
+    assert (reply.status, len(reply.read()) > 0) == (200, True)
+
+with concurrent.futures.ThreadPoolExecutor(8) as clients:
+    list(clients.map(ask, range(100)))
+    start = time.perf_counter()
+    list(clients.map(ask, range(600)))
+    print(time.perf_counter() - start)
+service.terminate()
+service.wait()
 """
 
 
@@ -66,8 +94,8 @@ def seconds(words: list[str], src: Path) -> tuple[float, ...]:
     return (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,)
 
 
-def training_seconds(words: list[str], src: Path) -> tuple[float, ...]:
-    """Return the processor seconds that a process measures: of the training steps, and of the loop."""
+def printed_seconds(words: list[str], src: Path) -> tuple[float, ...]:
+    """Return the seconds that a process measures and prints: of training steps and the loop, or of requests."""
     return tuple(map(float, output_of(words, src).split()))
 
 
@@ -81,18 +109,22 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("trees.csv"))
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        model = f"{folder}/model"
-        seconds(["-c", SAVE, model], NEW_SRC)
+        model, export, small = f"{folder}/model", f"{folder}/export", f"{folder}/small.png"
+        seconds(["-c", SAVE, model, export], NEW_SRC)
+        Image.effect_noise((32, 32), 60).convert("RGB").save(small)
         image = next(path for path in sorted(args.images.rglob("*")) if path.suffix in (".jpg", ".jpeg", ".png"))
         few, count = max(args.rounds // 3, 1), sum(path.is_file() for path in args.images.rglob("*"))
         cases: list[tuple[tuple[str, ...], Callable[[list[str], Path], tuple[float, ...]], list[str], int]] = [
             (("create_model levit_256",), seconds, ["-c", BUILD], args.rounds),
             (("weft predict",), seconds, ["-m", "weft", "predict", model, str(image)], args.rounds),
+            (("weft predict EXPORT",), seconds, ["-m", "weft", "predict", export, str(image)], args.rounds),
+            (("weft serve, 600 images of 32 pixels",), printed_seconds, ["-c", SERVE, model, small], args.rounds),
+            (("weft serve, 600 photos",), printed_seconds, ["-c", SERVE, model, str(image)], args.rounds),
             ((f"open_data, {count} files",), seconds, ["-c", OPEN, str(args.images)], few),
         ]
         for name in ("ceit_nano_32", "cvt_nano_32", "levit_nano_32"):
             names = (f"{name}, 40 training steps", f"{name}, loop of 40 steps")
-            cases.append((names, training_seconds, ["-c", TRAIN, name], few))
+            cases.append((names, printed_seconds, ["-c", TRAIN, name], few))
         rows = []
         for names, measure, words, rounds in cases:
             if args.only not in names[0]:

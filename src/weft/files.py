@@ -254,7 +254,7 @@ def new_directory(path: Path, owned: Sequence[str] = (), *, force: bool) -> Iter
     with writing(path):
         temporary.mkdir(parents=True)
     try:
-        with lock_directory(temporary), writing(path):
+        with _locked(temporary, path), writing(path):
             yield temporary
             for file in temporary.rglob("*"):
                 if file.is_file():
@@ -263,6 +263,27 @@ def new_directory(path: Path, owned: Sequence[str] = (), *, force: bool) -> Iter
             _swap(temporary, path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(temporary: Path, path: Path) -> Iterator[None]:
+    """Lock the directory that becomes `path`. Another process may have settled it as a leftover just before.
+
+    Raises:
+        TakenError: it has.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            is_locked = stack.enter_context(lock_directory(temporary))
+        except FileNotFoundError:
+            is_locked = False
+        if is_locked is False or not temporary.exists():
+            raise _taken(path)
+        yield
+
+
+def _taken(path: Path) -> TakenError:
+    return TakenError(f"Only one process at a time can write {path}; another one does. Wait for it.")
 
 
 def _swap(temporary: Path, path: Path) -> None:
@@ -292,10 +313,11 @@ def _settle_leftovers(path: Path) -> None:
         if match is None or match["name"] != path.name or not entry.is_dir():
             continue
         with contextlib.suppress(FileNotFoundError), lock_directory(entry) as is_locked:
-            if is_locked:
+            if is_locked is False:
+                raise _taken(path)
+            # where directories have no locks, what a process writes now looks like what a killed one has left
+            if is_locked or entry.suffix == ".old":
                 settle(entry)
-            elif is_locked is False:
-                raise TakenError(f"Only one process at a time can write {path}; another one does. Wait for it.")
 
 
 def settle(entry: Path) -> None:

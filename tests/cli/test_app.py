@@ -243,7 +243,7 @@ def test_options_are_short_lists_durations_and_sizes() -> None:
     served = given(
         parse(["serve", "run", "--drain", "0", "--max-wait", "20ms", "--read-timeout", "2m"])[1].arguments["settings"]
     )
-    assert served == {"drain": 0, "max_wait_ms": 0.02, "read_timeout": 120}
+    assert served == {"drain": 0, "max_wait": 0.02, "read_timeout": 120}
 
 
 def test_a_shell_completes_verbs_options_and_values() -> None:

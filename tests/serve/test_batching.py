@@ -100,8 +100,8 @@ def test_the_number_of_waiting_images_is_reported() -> None:
         (cpu, {}, 2),
         (gpu, {}, MAX_BATCH),
         (cpu, dict(max_batch=16), 16),
-        (cpu, dict(max_batch=16, max_latency_ms=300), 4),
-        (gpu, dict(max_latency_ms=10), 1),
+        (cpu, dict(max_batch=16, max_latency=0.3), 4),
+        (gpu, dict(max_latency=0.01), 1),
     ],
 )
 def test_the_service_limits_its_batches(

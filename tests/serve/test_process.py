@@ -228,7 +228,7 @@ def test_workers_that_cannot_start_are_an_error(model_dir: Path) -> None:
         "import weft.serve.server as s\n"
         "from weft.cli import main\n"
         "choice = s._choice_of\n"
-        "s._choice_of = lambda settings: (replace(settings, runtime='onnx'), choice(settings)[1])\n"
+        "s._choice_of = lambda settings, stops: (replace(settings, runtime='onnx'), choice(settings, stops)[1])\n"
         f"sys.exit(main(['serve', {str(model_dir)!r}, '--port', '0', '--workers', '2']))"
     )
     done = forked.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)

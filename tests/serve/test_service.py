@@ -43,7 +43,7 @@ from weft.checkpoints.resolve import find_model
 from weft.data.preprocessing import eval_transform
 from weft.deploy import export, runtimes
 from weft.deploy.model import ModelInfo
-from weft.errors import CheckpointError, UsageError
+from weft.errors import CheckpointError, UsageError, WeftError
 from weft.inference import open_model, opening
 from weft.inference.predictor import NonFiniteError, Predictor
 from weft.interpret import explain
@@ -620,16 +620,16 @@ def test_the_best_export_beside_the_model_answers(tmp_path: Path) -> None:
         (dict(max_batch=4097), "max_batch must be a whole number at least 1 and at most 4096; got 4097"),
         (dict(port=3.5), "port must be a whole number at least 0 and at most 65535; got 3.5"),
         (dict(workers=None), "workers must be a whole number at least 1 and at most 1024; got null"),
-        (dict(timeout="3"), "timeout must be a number above 0 and at most 3600; got '3'"),
+        (dict(timeout="3"), "timeout must be a number above 0 and at most 3600 s; got '3'"),
         (dict(device="tpu"), "device must be one of auto, cpu, cuda, mps; got 'tpu'"),
         (dict(precision="int3"), "precision must be one of auto, fp32, bf16; got 'int3'"),
         (dict(threads=-4), "threads must be a whole number at least 1 and at most 1024; got -4"),
         (dict(threads=5000), "threads must be a whole number at least 1 and at most 1024; got 5000"),
-        (dict(reject_at_error=7.0), "reject_at_error must be a number at least 0 and at most 1; got 7"),
-        (dict(max_latency_ms=0), "max_latency_ms must be a number above 0 and at most 60000; got 0"),
-        (dict(timeout=0), "timeout must be a number above 0 and at most 3600; got 0"),
-        (dict(timeout=float("nan")), "timeout must be a number above 0 and at most 3600; got nan"),
-        (dict(max_wait_ms=-1), "max_wait_ms must be a number at least 0 and at most 1000; got -1"),
+        (dict(reject_at_error=7.0), "reject_at_error must be a number at least 0 and below 1; got 7"),
+        (dict(max_latency=0), "max_latency must be a number above 0 and at most 60 s; got 0"),
+        (dict(timeout=0), "timeout must be a number above 0 and at most 3600 s; got 0"),
+        (dict(timeout=float("nan")), "timeout must be a number above 0 and at most 3600 s; got nan"),
+        (dict(max_wait=-1), "max_wait must be a number at least 0 and at most 1 s; got -1"),
         (dict(max_queue=8, max_images=9), "max_queue must be at least max_images, 9, so that one request fits; got 8"),
         (dict(is_open=True, token="x"), "got both WEFT_TOKEN and --no-token"),
         (dict(proxies=("bad",)), r"A proxy must be an address, a network such as 10.0.0.0/8, or \*; got 'bad'"),
@@ -713,7 +713,7 @@ class Ends(Exception):
 def test_exports_are_timed_with_the_threads_of_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[int | None] = []
 
-    def choice_of(settings: Settings) -> None:
+    def choice_of(settings: Settings, is_stopping: Callable[[], bool]) -> None:
         used.append(settings.threads)
         raise Ends
 
@@ -794,7 +794,7 @@ def supervisor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> server._Super
     monkeypatch.setenv(MULTIPROC_DIR, str(tmp_path))
     monkeypatch.setattr(uvicorn.supervisors.multiprocess, "Process", Worker)
     monkeypatch.setattr(uvicorn.supervisors.multiprocess, "SIGNALS", {})
-    monkeypatch.setattr(server, "_choice_of", lambda settings: (settings, METADATA))
+    monkeypatch.setattr(server, "_choice_of", lambda settings, is_stopping: (settings, METADATA))
     announced: list[Any] = []
     made = server._Supervisor(Settings(run="x", workers=2), None, announced.append)
     made.announced = announced
@@ -838,7 +838,7 @@ def test_a_reload_replaces_the_workers_by_those_of_the_new_choice(
     first = list(first)
     supervisor.keep_subprocess_alive()
     chosen = Settings(run="other", workers=2)
-    monkeypatch.setattr(server, "_choice_of", lambda settings: (chosen, METADATA))
+    monkeypatch.setattr(server, "_choice_of", lambda settings, is_stopping: (chosen, METADATA))
     supervisor.handle_hup()
     assert not set(first) & set(supervisor.processes)
     assert supervisor.config.app.args[1] is chosen
@@ -861,7 +861,7 @@ def test_a_model_that_cannot_be_loaded_leaves_the_workers(
 ) -> None:
     supervisor.processes = first = [Worker(), Worker()]
 
-    def choice_of(settings: Settings) -> None:
+    def choice_of(settings: Settings, is_stopping: Callable[[], bool]) -> None:
         raise CheckpointError("x must have weights; it has none.")
 
     monkeypatch.setattr(server, "_choice_of", choice_of)
@@ -1097,7 +1097,7 @@ def test_the_parent_of_the_workers_loads_no_model(model_dir: Path) -> None:
         "import sys\n"
         "from weft.serve import server\n"
         "from weft.serve.settings import Settings\n"
-        f"chosen, metadata = server._choice_of(Settings(run={str(model_dir)!r}, workers=2))\n"
+        f"chosen, metadata = server._choice_of(Settings(run={str(model_dir)!r}, workers=2), lambda: False)\n"
         "assert 'torch' not in sys.modules\n"
         "print(chosen.run, chosen.runtime, metadata['precision'])"
     )
@@ -1106,9 +1106,17 @@ def test_the_parent_of_the_workers_loads_no_model(model_dir: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "kind"), [(NonFiniteError(), CheckpointError), (UsageError("x must be y; got z."), UsageError)]
+    ("error", "kind", "text"),
+    [
+        (NonFiniteError(), CheckpointError, str(NonFiniteError())),
+        (UsageError("x must be y; got z."), UsageError, "x must be y; got z."),
+        (MemoryError("no more"), WeftError, "There must be enough memory; there is not (no more). Choose a smaller"),
+        (RuntimeError("DefaultCPUAllocator: not enough memory"), WeftError, "There must be enough memory; there is"),
+    ],
 )
-def test_why_no_model_is_chosen_is_told(error: Exception, kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_why_no_model_is_chosen_is_told(
+    error: Exception, kind: type, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The type of the error is that of a module that the parent has imported."""
     sent: list[Any] = []
 
@@ -1118,7 +1126,72 @@ def test_why_no_model_is_chosen_is_told(error: Exception, kind: type, monkeypatc
     monkeypatch.setattr(server, "load_predictor", load)
     monkeypatch.setattr(server.signal, "signal", lambda *_: None)
     server._choose(Settings(run="x"), SimpleNamespace(send=sent.append))
-    assert sent == [(kind, str(error))]
+    ((sent_kind, sent_text),) = sent
+    assert sent_kind is kind
+    assert sent_text.startswith(text)
+
+
+@pytest.mark.parametrize("error", [UsageError("x must be y."), MemoryError("no more"), ZeroDivisionError("by zero")])
+def test_a_worker_that_cannot_start_says_why_and_is_not_started_again(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """uvicorn starts a worker that ends with another exit code again, without end."""
+
+    def load(settings: Settings) -> None:
+        raise error
+
+    async def start() -> None:
+        settings = Settings(run="x", workers=2)
+        server.worker_app(settings, settings, SimpleNamespace(is_set=lambda: False))
+
+    monkeypatch.setattr(server, "load_predictor", load)
+    monkeypatch.setattr(server.signal, "signal", lambda *_: signal.default_int_handler)
+    with pytest.raises(SystemExit) as stopped:
+        asyncio.run(start())
+    assert stopped.value.code == STARTUP_FAILURE
+    shown = capsys.readouterr().err
+    assert "a process of the service cannot start: " in shown
+    assert str(error).rstrip(".") in shown
+    assert ("Traceback" in shown) == isinstance(error, ZeroDivisionError)
+
+
+def test_a_stop_ends_a_reload(supervisor: server._Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both while the model is chosen and while a worker starts; the process that chooses ends, too."""
+    processes: list[Any] = []
+
+    class Stuck(SimpleNamespace):
+        def start(self) -> None:
+            processes.append(self)
+            supervisor._stop(signal.SIGTERM, None)
+
+        def kill(self) -> None:
+            self.ended = True
+
+        def join(self) -> None:
+            assert self.ended
+            os.close(self.pipe)
+
+    monkeypatch.undo()
+    monkeypatch.setattr(server.SPAWN, "Process", lambda args, **_: Stuck(ended=False, pipe=os.dup(args[1].fileno())))
+    with pytest.raises(WeftError, match="the service stops"):
+        server._choice_of(Settings(run="x", workers=2), supervisor.should_exit.is_set)
+    assert [process.ended for process in processes] == [True]
+    assert supervisor.should_exit.is_set()
+
+
+def test_a_decoder_imports_no_file_of_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("pickle", "socket", "struct", "types", "PIL", "numpy"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'a').write({name!r})")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    pool = decoding.DecoderPool(1, 30, 1000, 1 << 28)
+    try:
+        asyncio.run(pool.start())
+        assert asyncio.run(pool.pixels(picture(0), None)) is not None
+    finally:
+        pool.close()
+    assert not (tmp_path / "imported").exists()
+    assert "PYTHONSAFEPATH" not in os.environ
 
 
 LOADING = """

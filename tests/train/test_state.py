@@ -11,6 +11,7 @@ import random
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -23,6 +24,7 @@ from tests.killpoints import killpoints
 from tests.train import tiny
 from weft import files
 from weft.errors import CheckpointError, StorageError, UsageError
+from weft.files import check_output, new_directory
 from weft.reading import MAX_BYTES
 from weft.runs.directory import EpochRow, sweep
 from weft.train import state
@@ -339,6 +341,46 @@ def test_what_stands_where_a_file_is_written_first_is_never_followed(
     files.write_file(tmp_path / "y", b"new")
     assert not (tmp_path / "y").is_symlink()
     assert precious.read_text() == "mine"
+
+
+def test_without_locks_what_was_moved_away_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On Windows and some network file systems; a process was killed between the two renames."""
+
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.EBADF, "no locks here")
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    old, half = tmp_path / ".out.01234567.old", tmp_path / ".out.89abcdef.part"
+    for folder in (old, half):
+        folder.mkdir()
+        (folder / "result.json").write_text(folder.name)
+    with pytest.raises(UsageError, match="must be new or empty"):
+        check_output(tmp_path / "out", ("result.json",), force=False)
+    assert (tmp_path / "out" / "result.json").read_text() == old.name
+    assert half.exists()  # another process may be writing it
+
+
+def test_writers_of_one_directory_get_a_sentence(tmp_path: Path) -> None:
+    wrong: list[BaseException] = []
+
+    def write() -> None:
+        for _ in range(25):
+            try:
+                with new_directory(tmp_path / "out", ("x",), force=True) as folder:
+                    (folder / "x").write_text("whole")
+            except (UsageError, StorageError):
+                continue
+            except BaseException as error:
+                wrong.append(error)
+
+    writers = [threading.Thread(target=write) for _ in range(4)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert wrong == []
+    assert (tmp_path / "out" / "x").read_text() == "whole"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["out"]
 
 
 def test_a_directory_that_another_process_writes_is_no_leftover(tmp_path: Path) -> None:

@@ -23,7 +23,10 @@ from weft.errors import UsageError, WeftError
 # The process imports what this one can, but nothing from the current folder, which may have a file numpy.py.
 PROGRAM = """
 import pickle, sys
-sys.path[:] = pickle.load(sys.stdin.buffer)
+try:
+    sys.path[:] = pickle.load(sys.stdin.buffer)
+except EOFError:
+    sys.exit()  # the parent was stopped meanwhile
 from weft.machine.system import hide_wandb
 hide_wandb()
 from weft.bench.worker import main

@@ -33,10 +33,10 @@ from cyclopts.exceptions import UnknownCommandError, UnknownOptionError
 
 from weft.cli.options import PANELS, Machine, Plugins, Shown
 from weft.errors import StorageError, UsageError, WeftError, install_command, is_installed, unknown
-from weft.machine.memory import is_out_of_memory, keep_memory
+from weft.machine.memory import is_out_of_memory, keep_memory, out_of_memory_text
 from weft.machine.processor import limit_threads, set_num_threads
 from weft.machine.system import IS_WINDOWS, hide_wandb
-from weft.text import one_line, reason_of
+from weft.text import one_line
 from weft.version import __version__
 
 GROUPS = {  # heading of the help -> verbs
@@ -91,8 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _complain(str(error), StorageError.exit_code)
         if not is_out_of_memory(error):
             raise
-        text = f"There must be enough memory; there is not ({reason_of(error)}). Choose a smaller batch or image size."
-        return _complain(text, WeftError.exit_code)
+        return _complain(out_of_memory_text(error), WeftError.exit_code)
     except KeyboardInterrupt as stop:
         return _complain(str(stop) or "interrupted.", _INTERRUPTED)
     except SystemExit as stop:  # --help, --version, SIGTERM

@@ -37,8 +37,9 @@ def option(field: Field[Any]) -> Any:
     if field.name == "reject_at_error":
         return opt.Percent
     if float in kinds:
-        is_short = field.name.endswith("_ms")
-        kind, shown = opt.Latency if is_short else Time, f"{default:g}{'ms' if is_short else 's'}" if default else ""
+        is_short = field.name in ("max_latency", "max_wait")
+        text = "" if not default else f"{1000 * default:g}ms" if is_short else f"{default:g}s"
+        kind, shown = opt.Latency if is_short else Time, text
     elif field.name == "max_bytes":
         kind, shown = opt.Size, f"{default / 1e6:.3g}MB"
     elif get_origin(hint) is Literal:
@@ -50,7 +51,7 @@ def option(field: Field[Any]) -> Any:
         kind = next(each for each in (bool, int, str) if each in kinds) | None
         shown = "" if default in (None, False) else str(default)
         more = {"metavar": "N"} if int in kinds else {"metavar": "HOST"} if str in kinds else {}
-    flag = FLAGS.get(field.name, f"--{field.name.removesuffix('_ms').replace('_', '-')}")
+    flag = FLAGS.get(field.name, f"--{field.name.replace('_', '-')}")
     text = f"{help[:1].lower()}{help[1:]}{f' (default: {shown})' if shown else ''}"
     return Annotated[kind, in_group("Machine" if field.name in MACHINE else "Options", name=flag, help=text, **more)]
 
@@ -91,7 +92,6 @@ def serve(
     """
     need("serve", *NEEDS)
     values = given(settings)
-    values |= {name: 1000 * value for name, value in values.items() if name.endswith("_ms")}
     values |= {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
     values |= {name: int(value) for name, value in values.items() if name == "max_bytes"}
     checked = Settings(run=run, token=os.environ.get(TOKEN) or None, **values)

@@ -7,6 +7,8 @@ import gc
 import os
 import sys
 
+from weft.text import reason_of
+
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4  # the parameters of mallopt(3)
 
 
@@ -20,9 +22,9 @@ def keep_memory() -> bool:
     of the process stays the same, but the process keeps that amount until it ends. benchmarks/speed and
     benchmarks/training list the effect for each network.
 
-    The command `weft` calls this function; calls of the library do not. Call it once, before the first forward pass, to
-    have the same throughput in a program of your own. It applies to all of the process and
-    cannot be undone.
+    The command `weft` and the service (`weft.serve.create_app`) call this function; other calls of the library do not.
+    Call it once, before the first forward pass, to have the same throughput in a program of your own. It applies to all
+    of the process and cannot be undone.
 
     Returns:
         Whether the setting was applied. It is not applied outside glibc (macOS, Windows, musl), or where the
@@ -56,6 +58,11 @@ def is_out_of_memory(error: BaseException) -> bool:
         "bad allocation",
     )
     return isinstance(error, MemoryError) or any(phrase in str(error) for phrase in phrases)
+
+
+def out_of_memory_text(error: BaseException) -> str:
+    """Return the sentence for an error of `is_out_of_memory`."""
+    return f"There must be enough memory; there is not ({reason_of(error)}). Choose a smaller batch or image size."
 
 
 def available_gib() -> float:

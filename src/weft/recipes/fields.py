@@ -17,7 +17,7 @@ STRICT = {"extra": "forbid", "allow_inf_nan": False}  # `__pydantic_config__` of
 
 @dataclass(frozen=True)
 class Within:
-    """Closed range of a number; with `above`, the lower end is excluded.
+    """Closed range of a number; with `above` or `below`, an end is excluded. `unit` is for messages.
 
     pydantic validates it. `annotated_types` has the same, but `weft VERB --help` would wait for its import.
     """
@@ -25,15 +25,17 @@ class Within:
     low: float
     high: float = math.inf
     above: bool = False
+    below: bool = False
+    unit: str = ""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
-        upper = {"le": self.high} if math.isfinite(self.high) else {}
+        upper = {"lt" if self.below else "le": self.high} if math.isfinite(self.high) else {}
         return handler(source) | {"gt" if self.above else "ge": self.low} | upper
 
     def __str__(self) -> str:
         parts = [f"{'above' if self.above else 'at least'} {self.low:.10g}"]
-        parts += [f"at most {self.high:.10g}"] if math.isfinite(self.high) else []
-        return " and ".join(parts)
+        parts += [f"{'below' if self.below else 'at most'} {self.high:.10g}"] if math.isfinite(self.high) else []
+        return f"{' and '.join(parts)} {self.unit}".rstrip()
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, PlainTextResponse, Response
-from starlette.staticfiles import StaticFiles
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from weft.data import BadImage
@@ -28,6 +27,7 @@ from weft.version import __version__
 
 T = TypeVar("T")
 PAGE = Path(__file__).parent / "page"
+PAGE_FILES = ("app.js", "style.css", "icon.svg")
 STATUS_OF_REASON = {  # HTTP status for an image that cannot be used; 400 for all other reasons
     "not-an-image": 415,
     "too-many-pixels": 422,
@@ -125,7 +125,12 @@ def create_app(settings: Settings, predictor: Predictor | None = None) -> FastAP
     async def page() -> Response:
         return FileResponse(PAGE / "index.html")
 
-    app.mount("/page", StaticFiles(directory=PAGE))
+    @app.get("/page/{name}", include_in_schema=False)
+    async def page_file(name: str) -> Response:
+        if name not in PAGE_FILES:
+            raise HTTPException(404)
+        return FileResponse(PAGE / name)
+
     return app
 
 

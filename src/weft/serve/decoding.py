@@ -18,6 +18,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
@@ -97,6 +98,18 @@ class DecoderPool:
             self._idle.append(decoder)
 
 
+@contextlib.contextmanager
+def _safe_path() -> Iterator[None]:
+    """Let the Python that is started in the block import no file of the current folder: `spawn` starts it with `-c`."""
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop("PYTHONSAFEPATH", None)
+
+
 class _Decoder:
     """One decoder process; restarted when it has ended."""
 
@@ -112,7 +125,8 @@ class _Decoder:
             self.pipe, pipe = SPAWN.Pipe()
             with pipe:
                 process = SPAWN.Process(target=decoder_main, args=(pipe, self.memory), daemon=True)
-                process.start()
+                with _safe_path():
+                    process.start()
             self.process = process
         return self.process
 

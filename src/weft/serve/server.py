@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -28,15 +29,16 @@ import uvicorn
 from fastapi import FastAPI
 from prometheus_client.multiprocess import mark_process_dead
 from uvicorn.config import STARTUP_FAILURE
-from uvicorn.supervisors import Multiprocess
+from uvicorn.supervisors import Multiprocess, multiprocess
 
 from weft.errors import UsageError, WeftError
+from weft.machine.memory import is_out_of_memory, out_of_memory_text
 from weft.machine.processor import call_in_thread, num_threads
 from weft.serve.app import create_app
 from weft.serve.metrics import MULTIPROC_DIR
 from weft.serve.service import Service, load_predictor, log
 from weft.serve.settings import CONNECTIONS, Settings
-from weft.text import printable
+from weft.text import printable, reason_of
 
 SPAWN = multiprocessing.get_context("spawn")
 HANGUP = getattr(signal, "SIGHUP", 0)  # Windows has none
@@ -55,6 +57,7 @@ def serve(settings: Settings) -> None:
         WeftError: a worker process cannot start.
     """
     _allow_open_files()
+    os.environ["PYTHONSAFEPATH"] = "1"  # processes that `spawn` starts would import files of the current folder
     if not (settings.is_private or settings.is_open) and settings.token is None:
         settings = replace(settings, token=secrets.token_urlsafe(24))
     with _listening_socket(settings) as sock:
@@ -165,12 +168,17 @@ class _Supervisor(Multiprocess):
         self.settings, self.on_start = settings, on_start
         self.stopping = SPAWN.Event()
         self._is_open, self._pids = False, set[int | None]()
-        config = _config(settings, self._choose())
+        config = _config(settings, self._choose(lambda: False))
         super().__init__(config, [sock])  # installs the signal handlers
+        for number in {signal.SIGINT, signal.SIGTERM} & multiprocess.SIGNALS.keys():
+            signal.signal(number, self._stop)  # that of uvicorn waits for the end of a reload
 
-    def _choose(self) -> Callable[[], FastAPI]:
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        self.should_exit.set()
+
+    def _choose(self, is_stopping: Callable[[], bool]) -> Callable[[], FastAPI]:
         """Choose the inference runtime; return the application for new workers."""
-        chosen, self.metadata = _choice_of(self.settings)
+        chosen, self.metadata = _choice_of(self.settings, is_stopping)
         return functools.partial(worker_app, self.settings, chosen, self.stopping)
 
     def keep_subprocess_alive(self) -> None:
@@ -195,7 +203,7 @@ class _Supervisor(Multiprocess):
     def handle_hup(self) -> None:
         """Choose again, then replace one worker after another; each serves until its replacement is ready."""
         try:
-            self.config.app = self._choose()
+            self.config.app = self._choose(self.should_exit.is_set)
         except WeftError as error:
             log(f"the model was not reloaded; the current model keeps serving: {error}")
             return
@@ -211,20 +219,27 @@ class _Supervisor(Multiprocess):
         super().terminate_all()
 
 
-def _choice_of(settings: Settings) -> tuple[Settings, dict[str, Any]]:
+def _choice_of(settings: Settings, is_stopping: Callable[[], bool]) -> tuple[Settings, dict[str, Any]]:
     """Find the fastest of the candidates in a process of its own; this one would keep the memory of a model.
+
+    Args:
+        settings: of the service.
+        is_stopping: whether to give up, since the service stops.
 
     Returns:
         The settings with the path and the runtime of the choice, and the metadata of the model.
 
     Raises:
-        WeftError: as `Predictor.open`, or the process ends.
+        WeftError: as `Predictor.open`, or the process ends, or the service stops.
     """
     receiver, sender = SPAWN.Pipe(duplex=False)
     process = SPAWN.Process(target=_choose, args=(settings, sender))
     process.start()
     sender.close()
     try:
+        while not receiver.poll(0.2):
+            if is_stopping():
+                raise WeftError("the service stops.")
         kind, *result = receiver.recv()
     except EOFError:
         process.join()
@@ -242,12 +257,17 @@ def _choice_of(settings: Settings) -> tuple[Settings, dict[str, Any]]:
 
 def _choose(settings: Settings, sender: Connection) -> None:
     """Send the choice, or the type and the text of the error."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent also receives Ctrl-C, and ends this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent also receives Ctrl-C, and then ends this process
     try:
         predictor = load_predictor(settings)
     except WeftError as error:
         kind = next(kind for kind in type(error).__mro__ if kind.__module__ == WeftError.__module__)
         sender.send((kind, str(error)))
+        return
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        sender.send((WeftError, out_of_memory_text(error)))
         return
     run = str(predictor.path or settings.run)
     sender.send((None, replace(settings, run=run, runtime=predictor.metadata["runtime"]), predictor.metadata))
@@ -268,8 +288,12 @@ def worker_app(settings: Settings, chosen: Settings, stopping: Event) -> FastAPI
     threading.Thread(target=_end_with_parent, args=(settings,), daemon=True).start()
     try:
         app = create_app(settings, call_in_thread(lambda: load_predictor(chosen)))
-    except WeftError as error:
-        log(f"a process of the service cannot start: {error}")
+    except Exception as error:  # with another exit code, uvicorn would start it again and again
+        is_known = isinstance(error, WeftError) or is_out_of_memory(error)
+        if not is_known:
+            traceback.print_exc()
+        reason = out_of_memory_text(error) if is_out_of_memory(error) else reason_of(error)
+        log(f"a process of the service cannot start: {reason}")
         sys.exit(STARTUP_FAILURE)
     service: Service = app.state.service
 

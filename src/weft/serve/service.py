@@ -62,7 +62,7 @@ class Service:
         """Run the queue and the decoders while the block lasts. SIGHUP reloads the model."""
         settings, metrics = self.settings, self.metrics
         self.batcher = Batcher(
-            self.max_batch, settings.max_wait_ms / 1000, settings.max_queue, metrics.on_batch, metrics.waiting.set
+            self.max_batch, settings.max_wait, settings.max_queue, metrics.on_batch, metrics.waiting.set
         )
         self.batcher.start()
         loop = asyncio.get_running_loop()
@@ -206,7 +206,7 @@ def _load(
 
 
 def _max_batch(settings: Settings, predictor: Predictor) -> int:
-    if settings.max_batch is not None and settings.max_latency_ms is None:
+    if settings.max_batch is not None and settings.max_latency is None:
         return settings.max_batch
     predictor.model.compile_for(())  # for a fair measurement; the sizes of the traffic follow from it
     blank = predictor.preprocessing.pixels(Image.new("RGB", (1, 1)))
@@ -219,7 +219,7 @@ def _max_batch(settings: Settings, predictor: Predictor) -> int:
     return batch_limit(
         seconds,
         settings.max_batch or MAX_BATCH,
-        max_seconds=None if settings.max_latency_ms is None else settings.max_latency_ms / 2000,
+        max_seconds=None if settings.max_latency is None else settings.max_latency / 2,
         min_gain=MIN_GAIN if settings.max_batch is None else None,
     )
 

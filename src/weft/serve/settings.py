@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
 from weft.data.formats import MAX_PIXELS
@@ -23,7 +24,7 @@ DECODER_BYTES, DECODER_BYTES_PER_PIXEL = 64 << 20, 32
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 Count = Annotated[int, Within(1)]
-Seconds = Annotated[float, Within(0, 3600, above=True)]
+Seconds = Annotated[float, Within(0, 3600, above=True, unit="s")]
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Settings:
         UsageError: a value is out of range, or two values contradict each other.
     """
 
-    run: str
+    run: str | Path
     """Run directory, model directory, export, or the name of a public model."""
 
     host: str = "127.0.0.1"
@@ -52,7 +53,7 @@ class Settings:
     precision: Literal["auto", "fp32", "bf16"] = "fp32"
     """Precision of torch."""
 
-    reject_at_error: Annotated[float, Within(0, 1)] | None = None
+    reject_at_error: Annotated[float, Within(0, 1, below=True)] | None = None
     """Reject predictions below the confidence at which this share of the held-out images was classified wrongly. None:
     reject none."""
 
@@ -66,12 +67,12 @@ class Settings:
     """Maximum number of images per forward pass. None: the smallest number, up to 32, whose throughput is about the
     highest, by measurement at the start."""
 
-    max_latency_ms: Annotated[float, Within(0, 60_000, above=True)] | None = None
-    """Limit a batch to the images whose forward pass takes at most half of this time, in ms, by measurement at the
+    max_latency: Annotated[float, Within(0, 60, above=True, unit="s")] | None = None
+    """Limit a batch to the images whose forward pass takes at most half of this time, in s, by measurement at the
     start; an image that waits for the pass in progress then has a result in this time. None: no such limit."""
 
-    max_wait_ms: Annotated[float, Within(0, 1000)] = 5.0
-    """Maximum time to wait for a batch to fill, in ms."""
+    max_wait: Annotated[float, Within(0, 1, unit="s")] = 0.005
+    """Maximum time to wait for a batch to fill, in s."""
 
     max_queue: Count = 128
     """Maximum number of waiting images; more are refused with status 429."""
@@ -97,7 +98,7 @@ class Settings:
     timeout: Seconds = 30.0
     """Maximum time to compute a response, in s."""
 
-    drain: Annotated[float, Within(0, 600)] = 1.0
+    drain: Annotated[float, Within(0, 600, unit="s")] = 1.0
     """Time between the start of a shutdown and the closing of the port, in s. Meanwhile `/ready` returns 503, so that a
     load balancer stops sending requests."""
 

@@ -1,7 +1,7 @@
 """Measure an installation without torch: size on disk, and CPU time and peak memory of one prediction.
 
     uv venv VENV
-    uv pip install --python VENV/bin/python -r requirements-runtime.txt onnxruntime
+    uv pip install --python VENV/bin/python -r requirements-runtime.txt onnx onnxruntime
     uv pip install --python VENV/bin/python --no-deps .
     python benchmarks/deploy/sizes.py VENV EXPORT IMAGE --name onnx --csv benchmarks/deploy/sizes.csv
 

@@ -24,6 +24,7 @@ from tests.deploy.test_export import CLASSES, model
 from tests.helpers import lively, without_home
 from weft import files
 from weft.checkpoints import save_model_dir
+from weft.checkpoints.model_dir import load_model_dir
 from weft.cli.app import main
 from weft.data import SplitPlan, open_data
 from weft.deploy import choosing, export, exporting, formats, opening
@@ -33,6 +34,7 @@ from weft.deploy.runtimes import FILES, OpenVinoModel
 from weft.deploy.verification import ExportReport, Reference, verify
 from weft.errors import CheckpointError, UsageError, VerificationError, WeftError
 from weft.inference import opening as inference_opening
+from weft.inference import export_run
 from weft.inference.inputs import SourcePart
 from weft.inference.opening import open_fastest, open_model
 from weft.inference.predictor import Predictor
@@ -482,6 +484,31 @@ def test_the_recorded_choice_is_of_this_machine_and_number_of_threads(out: Path,
 def test_a_candidate_without_a_readable_config_is_left_out(text: str, out: Path, world: World) -> None:
     (out / "onnx-fp32" / "config.json").write_text(text)
     assert name_of(open_model(out, quiet=True)) == "openvino-fp32"
+
+
+@pytest.mark.usefixtures("world")
+@pytest.mark.parametrize("damage", [lambda file: file.write_text("{"), lambda file: shutil.rmtree(file.parent)])
+def test_the_others_run_without_the_chosen_export(damage: Callable[[Path], object], out: Path) -> None:
+    damage(out / "openvino-fp32" / "config.json")
+    assert name_of(open_model(out, quiet=True)) == "onnx-fp32"
+    assert name_of(open_fastest(out, runtime="onnx")) == "onnx-fp32"
+    shutil.rmtree(out / "onnx-fp32")
+    with pytest.raises(CheckpointError, match=f"{out} must have an export that can be read; it has none"):
+        open_model(out, quiet=True)
+
+
+@pytest.mark.parametrize("call", [load_model_dir, lambda out: export_run(out, out / "new")])
+def test_what_needs_one_model_names_a_directory_of_exports(call: Callable[[Path], object], out: Path) -> None:
+    with pytest.raises(CheckpointError, match=f"{out} must have one model; it has several exports of one"):
+        call(out)
+
+
+@pytest.mark.usefixtures("world")
+def test_a_runtime_that_is_asked_for_runs_on_the_cpu_in_its_precision(run: Path) -> None:
+    with pytest.raises(UsageError, match="device of an export must be auto or cpu; got 'cuda'"):
+        open_fastest(run, runtime="openvino", device="cuda")
+    with pytest.raises(UsageError, match="precision must be that of the export, fp32; got bf16"):
+        open_fastest(run, runtime="onnx", precision="bf16")
 
 
 @pytest.mark.usefixtures("elsewhere")

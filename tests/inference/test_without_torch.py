@@ -25,6 +25,7 @@ from torchvision import transforms
 import weft
 from tests.data.zoo import GOOD, settle
 from weft.checkpoints import save_model_dir
+from weft.checkpoints.unknown import Threshold, UnknownDetector, unit_length
 from weft.cli import doctor
 from weft.data import open_image
 from weft.data.preprocessing import eval_transform
@@ -67,13 +68,15 @@ RUNTIME = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model directory with class names, its ONNX export, and images."""
+    """A model directory with class names and a detector of unknown images, its ONNX export, and images."""
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("deployed")
     model = weft.create_model("levit_nano_32", num_classes=len(CLASSES)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
+    features = np.random.default_rng(1).normal(size=(9, model.num_features)).astype(np.float32)
+    model.unknown = UnknownDetector(features[0], unit_length(features), None, Threshold(-1.0, 9, 1))
     save_model_dir(model, folder / "model", label_names=CLASSES)
     export(model, folder / "onnx", format="onnx", label_names=CLASSES)
     (folder / "images").mkdir()
@@ -100,6 +103,7 @@ def test_predictions_are_the_same_without_torch(folder: Path) -> None:
     done = run(folder, "predict", str(folder / "onnx"), str(folder / "images"), "--json", "--threads", "1")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == expected(folder)
+    assert {row["unknown"] for row in expected(folder)} <= {True, False}
 
 
 def test_predicting_with_an_export_never_imports_torch(folder: Path) -> None:
@@ -232,7 +236,7 @@ def test_the_wheel_works_in_an_environment_without_torch(folder: Path, tmp_path:
     venv.create(tmp_path / "venv", symlinks=True)
     (site,) = (tmp_path / "venv").glob("lib/python*/site-packages")
     shutil.unpack_archive(wheel, site, "zip")
-    for name in _closure([*(need.name for need in RUNTIME), "onnxruntime"]):
+    for name in _closure([*(need.name for need in RUNTIME), "onnx", "onnxruntime"]):
         distribution = importlib.metadata.distribution(name)
         for top in {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}:
             if not (site / top).exists():

@@ -206,7 +206,7 @@ class Laid(nn.Module):
         else:
             rows = fmap.transpose(2, 3) if self.layout == "columns" else fmap
             tokens = rows.flatten(2).transpose(1, 2)
-            body = self.body(torch.cat([torch.ones(len(image), self.num_prefix_tokens, 8), tokens], dim=1))
+            body = self.body(torch.cat([tokens.new_ones(len(image), self.num_prefix_tokens, 8), tokens], dim=1))
         mixed = body
         if self.pool == "token":
             mixed = torch.cat([body[:, self.num_prefix_tokens :].mean(dim=1, keepdim=True), body[:, 1:]], dim=1)
@@ -250,6 +250,14 @@ def test_the_map_of_a_network_is_the_same_in_every_layout(layout, options, size)
     torch.testing.assert_close(cam, gradcam.grad_cam(expected, x, 2))
     gradient = expected.head.weight[2, :, None, None] / (cam.shape[1] * cam.shape[2])
     torch.testing.assert_close(cam, (gradient * expected.embed(x)).sum(dim=1).relu().detach())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_map_of_a_network_in_another_number_format(dtype):
+    model, x = Laid("columns"), torch.randn(1, 3, 512, 384)
+    cam = gradcam.grad_cam(model, x, 2)
+    found = gradcam.grad_cam(model.to(dtype), x.to(dtype), 2)
+    torch.testing.assert_close(found.float(), cam, atol=0.02 * float(cam.max()), rtol=0.02)
 
 
 @pytest.mark.parametrize("own", ["no", "other values"])

@@ -48,9 +48,10 @@ def build(model: str, way: str, precision: str, device: str) -> Subject:
     Raises:
         WeftError: the model is unknown or cannot be loaded, or a package is missing.
     """
+    keep_memory()
     network: Any
     if is_path(model) and exports_in(folder := model_dir(model)):
-        export = open_export(folder)
+        export = open_export(folder, log=lambda text: None)
         size = export.info.pretrained_cfg["input_size"]
         return Subject(_on_tensors(export), export.info.runtime, export.info.precision, device, size)
     if is_path(model):
@@ -59,7 +60,6 @@ def build(model: str, way: str, precision: str, device: str) -> Subject:
         torch.manual_seed(0)
         network = with_random_statistics(create_model(model)).eval()
     size = tuple(network.pretrained_cfg["input_size"])
-    keep_memory()
     return Subject(runnable(network.to(device), way, precision, size), way, precision, device, size)
 
 

@@ -17,6 +17,7 @@ from weft.reading import read_json
 from weft.text import has_control_characters
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
+CHOICE = "chosen.json"  # in a directory of exports, of `weft export --format auto`
 TIMM_ON_HUB = "models--timm--"  # start of the folder of a repository of timm in the cache of the hub
 PREPROCESSING = ("input_size", "mean", "std", "interpolation", "crop_pct", "crop_mode", VALUE_RANGE)
 
@@ -85,6 +86,8 @@ def read_config(path: Path) -> dict[str, Any]:
     A repository of timm on the hub names no classes: if its outputs are ImageNet's classes, it gets their names.
     """
     file = path / CONFIG
+    if (path / CHOICE).is_file():
+        raise CheckpointError(f"{path} must have one model; it has several exports of one. Pass the run, or an export.")
     if not file.is_file():
         raise CheckpointError(f"A model directory must hold {CONFIG} and {WEIGHTS}; {path} has no {CONFIG}.")
     config: dict[str, Any] = {"pretrained_cfg": {}, "model_args": {}, **read_json(file, ModelConfig)}

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from weft.checkpoints.config import CONFIG, WEIGHTS
+from weft.checkpoints.config import CHOICE, CONFIG, WEIGHTS
 from weft.errors import CheckpointError
 from weft.lazy import LazyModule
 from weft.models.families import VARIANTS, nearest_names
@@ -18,7 +18,6 @@ from weft.models.families import VARIANTS, nearest_names
 timm: Any = LazyModule("timm")
 
 PREFIX = "hf-hub:"  # as in timm
-CHOICE = "chosen.json"  # in a directory of exports, of `weft export --format auto`
 GRAPHS = (".onnx", ".xml", ".pt2")  # files of a single export
 
 

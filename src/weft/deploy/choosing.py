@@ -25,8 +25,7 @@ import numpy as np
 from pydantic import Field, TypeAdapter
 from typing_extensions import TypedDict
 
-from weft.checkpoints.config import CONFIG, PREPROCESSING, WEIGHTS, read_config
-from weft.checkpoints.resolve import CHOICE
+from weft.checkpoints.config import CHOICE, CONFIG, PREPROCESSING, WEIGHTS, read_config
 from weft.deploy.formats import MAX_BATCH, MAX_SIZES, runs_int8
 from weft.deploy.model import Model
 from weft.errors import CheckpointError, StorageError, UsageError, WeftError
@@ -107,12 +106,16 @@ def exports_in(folder: Path, log: Callable[[str], None] = lambda text: None) -> 
         log: called with a message for every export that is skipped.
 
     Raises:
-        CheckpointError: config.json or chosen.json is damaged.
+        CheckpointError: config.json or chosen.json is damaged, or no export that chosen.json describes can be read.
     """
-    if (folder / CHOICE).exists():
-        return _exports_of(folder / read_choice(folder)["chosen"], [folder], log)
-    artefact = read_config(folder).get("artefact")
-    return [] if artefact is None else [Candidate(folder, artefact["format"], artefact["precision"])]
+    if not (folder / CHOICE).exists():
+        artefact = read_config(folder).get("artefact")
+        return [] if artefact is None else [Candidate(folder, artefact["format"], artefact["precision"])]
+    for path in (folder / read_choice(folder)["chosen"], *_folders([folder])):  # one that is damaged is skipped
+        with contextlib.suppress(CheckpointError, OSError):
+            if "artefact" in read_config(path) and (exports := _exports_of(path, [folder], log)):
+                return exports
+    raise CheckpointError(f"{folder} must have an export that can be read; it has none. Export the model again.")
 
 
 def exports_of(model: Path, log: Callable[[str], None] = lambda text: None) -> list[Candidate]:

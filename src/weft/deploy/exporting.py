@@ -24,9 +24,8 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from weft.checkpoints.config import CONFIG
+from weft.checkpoints.config import CHOICE, CONFIG
 from weft.checkpoints.model_dir import weights_sha256, write_config
-from weft.checkpoints.resolve import CHOICE
 from weft.checkpoints.unknown import FILE as DETECTOR
 from weft.data import Splits
 from weft.deploy import choosing

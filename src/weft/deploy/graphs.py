@@ -16,7 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from weft.deploy.runtimes import Infer, import_onnx_runtime, openvino_core, run_file
+from weft.deploy.runtimes import (
+    Infer,
+    import_onnx_runtime,
+    onnx_classifier,
+    openvino_classifier,
+    openvino_core,
+    run_file,
+)
 from weft.errors import need
 from weft.machine.processor import has_int8, onednn_flags
 
@@ -141,7 +148,7 @@ def quantize_onnx(file: Path, calibration: Iterable[np.ndarray], bits: int = WEI
 
     The inputs of multiplications are quantised, and the outputs of convolutions. Outputs of matrix
     multiplications stay in float32: a few large values in the residual sums of a transformer leave 8 bits too coarse
-    for all others.
+    for all others. So does the classifier: see `quantized`.
 
     Args:
         file: the ONNX file; replaced.
@@ -155,12 +162,14 @@ def quantize_onnx(file: Path, calibration: Iterable[np.ndarray], bits: int = WEI
     preprocessed = file.with_name("plain.onnx")
     with _quiet():
         shape_inference.quant_pre_process(str(file), str(preprocessed), skip_symbolic_shape=True)
+        classifier = onnx_classifier(importlib.import_module("onnx").load(str(preprocessed)).graph)
         tools.quantize_static(
             str(preprocessed),
             str(file),
             _CalibrationReader(calibration),
             per_channel=True,
             op_types_to_quantize=QUANTIZED,
+            nodes_to_exclude=[] if classifier is None else [classifier[0].name],
             activation_type=tools.QuantType.QUInt8,
             weight_type=tools.QuantType.QInt8,
             reduce_range=bits < 8,
@@ -188,6 +197,9 @@ def quantized(graph: Any, calibration: Iterable[np.ndarray], smooth: bool = Fals
     (benchmarks/speed/saturation.csv). On a processor without VNNI, attention stays in float32, for which OpenVINO has
     one kernel, and networks are 1.0 to 1.3 times as fast (benchmarks/speed/int8_linear.csv).
 
+    The classifier stays in float32. It needs hardly any time, and the classes of a person's own images can differ by
+    less than 8 bits resolve: features that all images share are large, and cancel only in the sum.
+
     Args:
         graph: an OpenVINO model.
         calibration: images (1 c h w) that determine the ranges of activations.
@@ -204,6 +216,7 @@ def quantized(graph: Any, calibration: Iterable[np.ndarray], smooth: bool = Fals
     nncf.set_log_level(40)
     images = list(calibration)
     in_fp32 = [] if has_int8(onednn_flags()) else _products_of_activations(graph)
+    in_fp32 += [node for node in [openvino_classifier(graph)] if node is not None]
     with _quiet():
         integer = nncf.quantize(
             graph,

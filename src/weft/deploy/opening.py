@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.checkpoints.config import PREPROCESSING, read_config
-from weft.checkpoints.resolve import CHOICE
+from weft.checkpoints.config import CHOICE, PREPROCESSING, read_config
 from weft.checkpoints.unknown import read_detector
 from weft.deploy.choosing import BATCH_SIZES, exports_in, fastest, machine, read_choice
 from weft.deploy.model import ModelInfo

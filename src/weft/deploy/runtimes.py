@@ -129,22 +129,21 @@ def _onnx_with(file: Path, *, features: bool = False, attention: bool = False) -
     onnx = importlib.import_module("onnx")
     model = onnx.load(str(file))
     softmax = [node.output[0] for node in model.graph.node if attention and node.op_type == "Softmax"]
-    name = _onnx_features(model.graph) if features else None
-    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in ([] if name is None else [name]) + softmax)
-    return model.SerializeToString(), name is not None
+    classifier = onnx_classifier(model.graph) if features else None
+    inputs = [] if classifier is None else [classifier[1]]
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in inputs + softmax)
+    return model.SerializeToString(), classifier is not None
 
 
-def _onnx_features(graph: Any) -> str | None:
-    """Return the name of the inputs of the classifier of an ONNX graph; None without a linear classifier."""
+def onnx_classifier(graph: Any) -> tuple[Any, str] | None:
+    """Return the node of the linear classifier of an ONNX graph and the name of its inputs; None without one."""
     made_by = {name: node for node in graph.node for name in node.output}
     name = graph.output[0].name
     while name in made_by and made_by[name].op_type in (*LINEAR_ONNX, *AROUND_LINEAR):
         node = made_by[name]
         name = next((given for given in node.input if given in made_by and not _is_weight(given, made_by)), "")
         if node.op_type in LINEAR_ONNX:
-            while name in made_by and made_by[name].op_type in ("QuantizeLinear", "DequantizeLinear"):
-                name = made_by[name].input[0]
-            return name
+            return node, name
     return None
 
 
@@ -156,17 +155,12 @@ def _is_weight(name: str, made_by: dict[str, Any]) -> bool:
     )
 
 
-def _openvino_features(graph: Any) -> Any:
-    """Return the output of the inputs of the classifier of an OpenVINO model; None without a linear classifier."""
-    output = graph.get_results()[0].input_value(0)
-    while output.get_node().get_type_name() in ("Add", "Convert", "MatMul", "Multiply"):
-        node = output.get_node()
-        output = node.input_value(0)
-        if node.get_type_name() == "MatMul":
-            while output.get_node().get_type_name() == "FakeQuantize":
-                output = output.get_node().input_value(0)
-            return output
-    return None
+def openvino_classifier(graph: Any) -> Any:
+    """Return the MatMul node of the linear classifier of an OpenVINO model; None without one."""
+    node = graph.get_results()[0].input_value(0).get_node()
+    while node.get_type_name() in ("Add", "Convert", "Multiply"):
+        node = node.input_value(0).get_node()
+    return node if node.get_type_name() == "MatMul" else None
 
 
 @functools.cache
@@ -208,7 +202,7 @@ class OpenVinoModel:
 
     def __init__(self, file: Path, info: ModelInfo, threads: int, max_fixed: int, features: bool = False) -> None:
         self.info, self.core, self._file, self._max_fixed = info, openvino_core(), file, max_fixed
-        self.has_features = features and _openvino_features(self.core.read_model(str(file))) is not None
+        self.has_features = features and openvino_classifier(self.core.read_model(str(file))) is not None
         is_bf16 = info.precision in ("bf16", "int8") and processor.has_bf16()
         self.hints = {
             "INFERENCE_PRECISION_HINT": "bf16" if is_bf16 else "f32",
@@ -252,7 +246,7 @@ class OpenVinoModel:
     def _read(self) -> Any:
         graph = self.core.read_model(str(self._file))
         if self.has_features:
-            graph.add_outputs([_openvino_features(graph)])
+            graph.add_outputs([openvino_classifier(graph).input_value(0)])
         return graph
 
     def _compiled(self, graph: Any, batch_size: int | None = None) -> Any:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from weft.checkpoints.config import read_config
-from weft.checkpoints.resolve import CHOICE, find_model
+from weft.checkpoints.config import CHOICE, read_config
+from weft.checkpoints.resolve import find_model
 from weft.deploy.choosing import Candidate, exports_in, exports_of, fastest, run_blank
 from weft.deploy.formats import RUNTIMES
 from weft.deploy.model import Model
@@ -53,20 +53,26 @@ def open_model(
     source = find_model(run)  # once: the newest commit of a repository on the hub
     if isinstance(source, str) or not _is_export(source):
         return _open_network(run, source, img_size, device, precision, fold)
-    if device not in ("auto", "cpu"):
-        raise UsageError(f"device of an export must be auto or cpu; got {device!r}. Pass the run that was exported.")
-    model = open_export(source, threads)
-    if precision == "bf16" != model.info.precision:
-        raise UsageError(
-            f"precision must be that of the export, {model.info.precision}; got bf16. Leave it out, or export with"
-            " --precision bf16."
-        )
+    model = _checked(device, precision, lambda: open_export(source, threads))
     _, height, width = model.info.pretrained_cfg["input_size"]
     size = (img_size, img_size) if isinstance(img_size, int) else img_size
     if size is not None and tuple(size) != (height, width):
         raise UsageError(
             f"img_size must be that of the export, {height}x{width}; got {size[0]}x{size[1]}. For another size, export"
             " the model again."
+        )
+    return model
+
+
+def _checked(device: str, precision: str, open: Callable[[], Model]) -> Model:
+    """Return an export that is opened; raise a UsageError if it does not run on the device, or in the precision."""
+    if device not in ("auto", "cpu"):
+        raise UsageError(f"device of an export must be auto or cpu; got {device!r}. Pass the run that was exported.")
+    model = open()
+    if precision == "bf16" != model.info.precision:
+        raise UsageError(
+            f"precision must be that of the export, {model.info.precision}; got bf16. Leave it out, or export with"
+            " --precision bf16."
         )
     return model
 
@@ -87,7 +93,7 @@ def open_fastest(
     Args:
         run: as in `open_model`.
         runtime: `auto`, `torch`, `openvino` or `onnx`.
-        device, precision: of torch.
+        device, precision: of torch; with another `runtime`, those that `open_model` takes for an export.
         batch_size: largest batch, which the model must be able to run.
         log: called with a message for every export that is skipped, and with the times.
 
@@ -109,8 +115,12 @@ def open_fastest(
     choices = candidates(run, source, runtime, precision, log)
 
     def opened(candidate: Candidate) -> Model:
-        is_network = candidate.runtime == "torch" and not is_export
-        model = _open_network(run, source, None, device, precision) if is_network else open_one(candidate.path)
+        if candidate.runtime == "torch" and not is_export:
+            model = _open_network(run, source, None, device, precision)
+        elif runtime == "auto":
+            model = open_one(candidate.path)
+        else:
+            model = _checked(device, precision, lambda: open_one(candidate.path))
         run_blank(model, batch_size)
         return model
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from threading import get_ident
 from typing import Any, NamedTuple
@@ -131,10 +132,14 @@ def _own_layout(model: Any, images: Tensor, level: int, output: _Output) -> AsMa
     Tokens can be in another order than row by row (Hiera), which only the network knows. A map (b c h w) that the
     network changes before it returns it (HRNet) is one by its aspect.
     """
-    shape = output.tensor[:1].shape
+    shape, module = output.tensor[:1].shape, output.module
+    if output.tensor.dtype != torch.float:  # bfloat16 cannot count the elements
+        name = next(name for name, each in model.named_modules() if each is module)
+        model, images = copy.deepcopy(model).float(), images.float()
+        module = model.get_submodule(name)
     if hasattr(model, "forward_intermediates"):
         numbers = torch.arange(shape.numel(), dtype=torch.float, device=output.tensor.device).view(shape)
-        with torch.no_grad(), _hooked([output.module], lambda *call: _with_tensor(call[-1], output.place, numbers)):
+        with torch.no_grad(), _hooked([module], lambda *call: _with_tensor(call[-1], output.place, numbers)):
             (fmap,) = model.forward_intermediates(images, indices=[level], intermediates_only=True)
         index = fmap.long()
         if fmap.ndim == 4 and (index == fmap).all() and len(index.unique()) == index.numel():

@@ -14,6 +14,7 @@ Two controls must fail: a file that is written in place, and a resume that omits
 from __future__ import annotations
 
 import argparse
+import builtins
 import contextlib
 import functools
 import importlib
@@ -26,6 +27,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,8 +46,6 @@ from weft.train import run as running
 from weft.train import train
 from weft.train.resume import SavedRun
 from weft.train.state import load_state, newest_step
-
-MAX_PASSES = 40  # a state passes each point about five times
 
 
 def in_child(work: Callable[[], Any], kill_after: float | None = None) -> int:
@@ -105,6 +105,22 @@ def kill_when(condition: Callable[[str], bool], work: Callable[[], Any]) -> None
         work()
 
 
+def passes(data: Path, folder: Path, model: str) -> dict[str, int]:
+    """Return how often an uninterrupted run passes each kill point."""
+    log = folder / f"passes-{model}"
+
+    def count(name: str) -> None:
+        with builtins.open(log, "a") as file:  # not one of the calls that are counted
+            file.write(f"{name}\n")
+
+    def run() -> None:
+        with killpoints(count):
+            start(data, folder / f"counted-{model}", model, 0)
+
+    assert in_child(run) == 0
+    return Counter(log.read_text().split())
+
+
 def nth(point: str, number: int) -> Callable[[str], bool]:
     """Return a predicate that is true when a kill point is passed for the n-th time."""
     counter = itertools.count(1)
@@ -123,7 +139,14 @@ class Counts:
 
 
 def run_with_kills(
-    data: Path, out: Path, model: str, rng: random.Random, seconds: float, count: Counts, point: str | None = None
+    data: Path,
+    out: Path,
+    model: str,
+    rng: random.Random,
+    seconds: float,
+    count: Counts,
+    point: str | None = None,
+    passed: int = 1,
 ) -> None:
     """Start a run, kill and resume it until it is finished or its state is lost, and count.
 
@@ -133,6 +156,7 @@ def run_with_kills(
         seconds: duration of an uninterrupted run, the largest time before a kill.
         count: counts to update.
         point: name of the kill point; None for random moments.
+        passed: how often an uninterrupted run passes it.
     """
     while True:
         workers = rng.choice((0, 0, 2))
@@ -140,7 +164,7 @@ def run_with_kills(
         if has_state(out):
             work = functools.partial(resume, out, workers)
         if point is not None:
-            condition = nth(point, rng.randint(1, MAX_PASSES))
+            condition = nth(point, rng.randint(1, passed))
             code = in_child(functools.partial(kill_when, condition, work))
             point = None if code != -9 or rng.random() < 0.5 else point
         else:
@@ -223,6 +247,7 @@ def main() -> None:
             begun = time.perf_counter()
             assert in_child(lambda model=model, uninterrupted=uninterrupted: start(data, uninterrupted, model, 0)) == 0
             seconds = time.perf_counter() - begun
+            passed = passes(data, folder, model)
             plans: list[tuple[str, str | None, int]] = [("random moment", None, args.kills)]
             plans += [(f"point: {point}", point, args.points) for point in CALLS]
             for what, point, wanted in plans:
@@ -230,7 +255,7 @@ def main() -> None:
                 while (count.kills if point is None else count.runs) < wanted:
                     out = folder / "run"
                     shutil.rmtree(out, ignore_errors=True)
-                    run_with_kills(data, out, model, rng, seconds, count, point)
+                    run_with_kills(data, out, model, rng, seconds, count, point, passed.get(point or "", 1))
                     count.different += not _is_same(uninterrupted, out)
                 rows.append(dict(model=model, what=what, kills=count.kills, runs=count.runs, lost=count.lost,
                                  different=count.different))  # fmt: skip

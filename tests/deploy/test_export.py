@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 import weft
 from tests.helpers import NANO, enliven, images, lively, outputs_of
@@ -514,13 +515,14 @@ def test_artefacts_that_cannot_be_used(tmp_path):
 def test_attention_is_quantised_where_int8_has_instructions(
     has_vnni: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All other multiplications are in int8 in both cases."""
+    """All other multiplications but the classifier are in int8 in both cases."""
     monkeypatch.setattr(graphs, "has_int8", lambda flags: has_vnni)
     images = [np.random.default_rng(seed).standard_normal((1, 3, 32, 32)).astype(np.float32) for seed in range(4)]
     graphs.write_graph(fold(model("ceit_nano_32")), tmp_path / "model.xml", "openvino", "int8", (3, 32, 32), images)
     graph = runtimes.openvino_core().read_model(str(tmp_path / "model.xml"))
     attention = graphs._products_of_activations(graph)
-    names = {node.get_friendly_name() for node in attention}
+    classifier = runtimes.openvino_classifier(graph)
+    names = {node.get_friendly_name() for node in (*attention, classifier)}
     others = [node for node in graph.get_ordered_ops() if node.get_type_name() in ("MatMul", "Convolution")]
     others = [node for node in others if node.get_friendly_name() not in names]
     assert len(attention) > 4
@@ -535,6 +537,28 @@ def test_attention_is_quantised_where_int8_has_instructions(
     count = sum(is_quantised(node) for node in attention)
     assert count >= len(attention) / 2 if has_vnni else count == 0  # the outputs of softmax may stay in float32
     assert all(is_quantised(node) for node in others)
+    assert not is_quantised(classifier)
+
+
+@pytest.mark.parametrize(("format", "size"), [("onnx", 200), ("openvino", 100)])
+def test_int8_keeps_classes_whose_features_hardly_differ(format: str, size: float, tmp_path: Path) -> None:
+    """Large weights cancel over features that all images share, as a linear probe of two classes has them."""
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Conv2d(3, 32, 4, 4), nn.ReLU6(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    network = nn.Sequential(body, nn.Linear(32, 2)).eval()
+    images = np.random.default_rng(0).standard_normal((16, 3, 32, 32)).astype(np.float32)
+    with torch.no_grad():
+        features = body(torch.from_numpy(images))
+        mean, head = features.mean(dim=0), network[1]
+        directions = torch.linalg.svd(features - mean, full_matrices=False).Vh  # the classes differ along the first
+        common = mean - directions.T @ (directions @ mean)
+        head.weight.zero_()
+        head.weight[0] = directions[0] / (features @ directions[0]).std() + size * common / common.norm()
+        head.bias.copy_(-head.weight @ mean)
+        expected = network(torch.from_numpy(images)).diff(dim=1).numpy()
+    file = tmp_path / ("model.onnx" if format == "onnx" else "model.xml")
+    infer = graphs.write_graph(network, file, format, "int8", (3, 32, 32), [image[None] for image in images])
+    assert abs(np.diff(infer(images)) - expected).max() < 0.5 * expected.std()
 
 
 @pytest.mark.parametrize("name", ["ceit_nano_32", "cvt_nano_32", "levit_nano_32"])

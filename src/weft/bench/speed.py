@@ -26,6 +26,7 @@ from weft.machine.memory import available_gib
 from weft.machine.processor import bf16_note, has_bf16, num_threads
 from weft.models.families import check_name
 from weft.progress import loading, obeys_quiet, say
+from weft.recipes.yaml_reader import image_size
 
 WAYS = {  # way of running a model -> its precisions; the last two run on the CPU
     "eager": ("fp32", "bf16"),
@@ -84,6 +85,7 @@ def speed(
     precisions: Sequence[str] = ("fp32",),
     batch_sizes: Sequence[int | str] = (1, 16),
     rounds: int = 10,
+    img_size: int | tuple[int, int] | str | None = None,
     threads: int | None = None,
     device: str = "cpu",
     quiet: bool = False,
@@ -97,6 +99,7 @@ def speed(
         precisions: of PRECISIONS. int8 is calibrated on noise: its speed is that of `weft export`, its logits are not.
         batch_sizes: images per call; `best` doubles the batch size until the throughput no longer increases.
         rounds: number of turns of each way; a turn has at least 3 timed calls, and as many as 0.25 s hold.
+        img_size: input size in pixels, or (height, width); None for that of each model, as an export has it.
         threads: number of threads of all runtimes; None for torch's default.
         device: cpu or cuda.
         quiet: print no notes.
@@ -109,10 +112,13 @@ def speed(
         CheckpointError: a model directory or export that cannot be read.
     """
     _check_choices(backends, precisions, batch_sizes, rounds, threads, device)
+    size = None if img_size is None else image_size(img_size)
     names = [str(model) for model in models]
     exports = {name for name in names if is_path(name) and exports_in(model_dir(name))}
     if exports and device == "cuda":
         raise UsageError(f"Exports run on the CPU; got {min(exports)} with device cuda. Measure it with --device cpu.")
+    if exports and size is not None:
+        raise UsageError(f"img_size must be that of each export; got {img_size} for {min(exports)}. Leave it out.")
     for name in names:
         if not is_path(name):
             check_name(name)
@@ -134,7 +140,7 @@ def speed(
     with contextlib.ExitStack() as stack:
         # a compiler of a worker that was killed may still be writing
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
-        options: dict[str, Any] = dict(folder=folder, threads=threads or num_threads(), device=device)
+        options: dict[str, Any] = dict(folder=folder, threads=threads or num_threads(), device=device, img_size=size)
         workers = {
             task: stack.enter_context(WorkerProcess(*task, **options, is_compiled=task[1] == "compiled"))
             for task in dict.fromkeys((*references, *measured))

@@ -32,11 +32,14 @@ from weft.deploy.runtimes import run_file
 from weft.errors import UsageError, WeftError
 from weft.machine.memory import is_out_of_memory, keep_memory, release_memory
 from weft.models.base import Backbone
+from weft.models.contract import resized
 
 CALIBRATION = 32  # random images to calibrate int8: enough to measure its speed, not its accuracy
 
 
-def build(model: str, way: str, precision: str, device: str) -> Subject:
+def build(
+    model: str, way: str, precision: str, device: str, img_size: int | tuple[int, int] | None = None
+) -> Subject:
     """Build a model in its runtime.
 
     Args:
@@ -44,6 +47,7 @@ def build(model: str, way: str, precision: str, device: str) -> Subject:
             export.
         way, precision: how to run it; an export has only its own way.
         device: cpu or cuda.
+        img_size: input size in pixels, or (height, width); None for that of the model.
 
     Raises:
         WeftError: the model is unknown or cannot be loaded, or a package is missing.
@@ -59,6 +63,8 @@ def build(model: str, way: str, precision: str, device: str) -> Subject:
     else:
         torch.manual_seed(0)
         network = with_random_statistics(create_model(model)).eval()
+    if img_size is not None:
+        network = resized(network, img_size)
     size = tuple(network.pretrained_cfg["input_size"])
     return Subject(runnable(network.to(device), way, precision, size), way, precision, device, size)
 

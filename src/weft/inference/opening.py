@@ -53,7 +53,19 @@ def open_model(
     source = find_model(run)  # once: the newest commit of a repository on the hub
     if isinstance(source, str) or not _is_export(source):
         return _open_network(run, source, img_size, device, precision, fold)
-    model = _checked(device, precision, lambda: open_export(source, threads))
+    return _checked(lambda: open_export(source, threads), img_size, device, precision)
+
+
+def _checked(open: Callable[[], Model], img_size: int | tuple[int, int] | None, device: str, precision: str) -> Model:
+    """Return an export that is opened; raise a UsageError if it does not run in this way."""
+    if device not in ("auto", "cpu"):
+        raise UsageError(f"device of an export must be auto or cpu; got {device!r}. Pass the run that was exported.")
+    model = open()
+    if precision == "bf16" != model.info.precision:
+        raise UsageError(
+            f"precision must be that of the export, {model.info.precision}; got bf16. Leave it out, or export with"
+            " --precision bf16."
+        )
     _, height, width = model.info.pretrained_cfg["input_size"]
     size = (img_size, img_size) if isinstance(img_size, int) else img_size
     if size is not None and tuple(size) != (height, width):
@@ -64,23 +76,11 @@ def open_model(
     return model
 
 
-def _checked(device: str, precision: str, open: Callable[[], Model]) -> Model:
-    """Return an export that is opened; raise a UsageError if it does not run on the device, or in the precision."""
-    if device not in ("auto", "cpu"):
-        raise UsageError(f"device of an export must be auto or cpu; got {device!r}. Pass the run that was exported.")
-    model = open()
-    if precision == "bf16" != model.info.precision:
-        raise UsageError(
-            f"precision must be that of the export, {model.info.precision}; got bf16. Leave it out, or export with"
-            " --precision bf16."
-        )
-    return model
-
-
 def open_fastest(
     run: str | Path,
     *,
     runtime: str = "auto",
+    img_size: int | tuple[int, int] | None = None,
     device: str = "auto",
     precision: str = "fp32",
     batch_size: int = 1,
@@ -93,6 +93,7 @@ def open_fastest(
     Args:
         run: as in `open_model`.
         runtime: `auto`, `torch`, `openvino` or `onnx`.
+        img_size: as in `open_model`; exports of another size are skipped.
         device, precision: of torch; with another `runtime`, those that `open_model` takes for an export.
         batch_size: largest batch, which the model must be able to run.
         log: called with a message for every export that is skipped, and with the times.
@@ -111,21 +112,20 @@ def open_fastest(
     source = find_model(run)
     is_export = isinstance(source, Path) and _is_export(source)
     if runtime == "auto" and is_export:
-        return open_model(source, device=device, precision=precision)
+        return open_model(source, img_size=img_size, device=device, precision=precision)
     choices = candidates(run, source, runtime, precision, log)
 
     def opened(candidate: Candidate) -> Model:
         if candidate.runtime == "torch" and not is_export:
-            model = _open_network(run, source, None, device, precision)
-        elif runtime == "auto":
-            model = open_one(candidate.path)
+            model = _open_network(run, source, img_size, device, precision)
         else:
-            model = _checked(device, precision, lambda: open_one(candidate.path))
+            own = ("auto", "auto") if runtime == "auto" else (device, precision)
+            model = _checked(lambda: open_one(candidate.path), img_size, *own)
         run_blank(model, batch_size)
         return model
 
     has_gpu = os.path.exists("/dev/nvidia0")  # hosts may share a cache directory; torch is imported only where it runs
-    settings = (runtime, device, has_gpu, num_threads(), _torch_version())
+    settings = (runtime, img_size, device, has_gpu, num_threads(), _torch_version())
     return fastest(choices, opened, (1, batch_size), settings=settings, log=log)
 
 

@@ -167,13 +167,14 @@ class Predictor:
         run: str | Path,
         *,
         runtime: str = "auto",
+        img_size: int | tuple[int, int] | None = None,
         device: str = "auto",
         precision: str = "fp32",
         batch_size: int = 1,
         log: Callable[[str], None] = lambda text: None,
     ) -> Predictor:
         """Load the fastest of a run's exports and its best model, as `weft.inference.opening.open_fastest`."""
-        how = {"runtime": runtime, "device": device, "precision": precision}
+        how: dict[str, Any] = {"runtime": runtime, "img_size": img_size, "device": device, "precision": precision}
         model = open_fastest(run, **how, batch_size=batch_size, log=log)
         return cls(model, max_pixels=_pixel_limit(run))
 

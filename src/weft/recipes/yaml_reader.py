@@ -14,7 +14,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, is_dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, cast
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
@@ -200,6 +200,21 @@ def check_fields(values: Any) -> None:
         except ValidationError:
             required = typing.get_args(hint)[0] if type(None) in typing.get_args(hint) else hint
             raise UsageError(f"{name} must {rule_of(required)}; got {shown(value)}.") from None
+
+
+def image_size(value: Any, name: str = "img_size") -> int | tuple[int, int]:
+    """Return an image size from a number, a pair, or a text such as `224` and `160x256`.
+
+    Raises:
+        UsageError: it is none of these, or a side is out of range.
+    """
+    from weft.recipes.schema import ImageSize
+
+    try:
+        parts = value.split("x") if isinstance(value, str) and "x" in value else value
+        return adapter(cast(Any, ImageSize)).validate_python(parts)
+    except ValidationError:
+        raise UsageError(f"{name} must {rule_of(ImageSize)}; got {shown(value)}.") from None
 
 
 @functools.cache

@@ -176,6 +176,7 @@ def load_predictor(settings: Settings) -> Predictor:
     predictor = Predictor.open(
         settings.run,
         runtime=settings.runtime,
+        img_size=settings.img_size,
         device=settings.device,
         precision=settings.precision,
         batch_size=settings.max_batch or BATCH_SIZES[-1],

@@ -13,6 +13,7 @@ from weft.deploy.formats import RUNTIMES as RUNTIMES
 from weft.errors import UsageError
 from weft.machine.processor import MAX_THREADS, available_cores
 from weft.recipes.fields import Within
+from weft.recipes.schema import ImageSize
 
 TOKEN = "WEFT_TOKEN"  # environment variable with the token
 MAX_BATCH = 32  # images per forward pass, where no number is set
@@ -46,6 +47,9 @@ class Settings:
 
     runtime: Literal["auto", "torch", "openvino", "onnx"] = "auto"
     """Inference runtime. auto: the fastest of the model and its exports, by measurement."""
+
+    img_size: ImageSize | None = None
+    """Input size in pixels, or (height, width). None: that of the model."""
 
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Device of torch."""

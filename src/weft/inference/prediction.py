@@ -47,8 +47,8 @@ def predict(
         out: a file that ends in .csv, with a row per class of each image; or a directory, into which the images are
             copied, with one folder per class, `unknown` for images that resemble no training image, `rejected` for
             those below the threshold, and predictions.csv. The images themselves are only read. None to write no
-            files.
-        force: replace an existing file, or directory of copies.
+            files; none are written either if no image can be read.
+        force: replace an existing file, or directory that holds nothing but the copies of its predictions.csv.
         quiet: print no progress and no notes.
 
     Returns:
@@ -67,7 +67,10 @@ def predict(
         check_prediction_output(Path(out), images, paths, force=force)
     if not any(Path(path).exists() for path in paths):  # nothing to load the model for, which can take seconds
         missing = (BadImage(path, "missing") for path in paths)
-        return ImageList(FilePrediction(printable(bad.name), [], str(bad), bad.reason) for bad in missing)
+        predictions = ImageList(FilePrediction(printable(bad.name), [], str(bad), bad.reason) for bad in missing)
+        if out is not None:
+            write_predictions(Path(out), paths, predictions, force=force)
+        return predictions
     predictor = Predictor.load(
         run,
         img_size=options.img_size,

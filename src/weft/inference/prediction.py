@@ -8,10 +8,12 @@ from pathlib import Path
 from weft.checkpoints.resolve import check_model
 from weft.data import BadImage
 from weft.data.preprocessing import Pixels
-from weft.inference.arguments import InferenceOptions, check_top_k, image_files, value_note
+from weft.inference.arguments import InferenceOptions, image_files, value_note
 from weft.inference.prediction_files import FilePrediction, check_prediction_output, write_predictions
 from weft.inference.predictor import Predictor
 from weft.progress import Work, obeys_quiet, say
+from weft.recipes.schema import Positive
+from weft.recipes.yaml_reader import check_argument
 from weft.report.notebook import ImageList
 from weft.text import printable
 
@@ -59,7 +61,7 @@ def predict(
         UsageError: a setting that is not supported, no threshold for `reject_at_error`, or `out` is taken.
         CheckpointError: the model is missing or cannot be read, or its outputs are not finite.
     """
-    check_top_k(top_k)
+    check_argument("top_k", top_k, Positive)
     options = InferenceOptions.of(locals())
     check_model(run)
     paths = image_files(images)[: options.limit]

@@ -16,16 +16,16 @@ HEADER = ("model", "way", "precision", "batch", "p50 ms", "p95 ms", "images/s", 
 
 
 def bench(
-    models: Annotated[list[str], Parameter(help="model names, run directories or exports")],
-    /,
-    *,
+    *models: Annotated[str, Parameter(required=True, help="model names, run directories or exports")],
     backends: Annotated[opt.Words, Parameter(metavar="BACKEND")] = None,
     precision: Annotated[opt.Words, in_group("Machine", metavar="P")] = None,
     batch_size: Annotated[opt.Words, in_group("Machine", alias="-b", metavar="N")] = None,
-    rounds: Annotated[int, Parameter(metavar="N")] = 10,
-    threads: Annotated[int | None, in_group("Machine", metavar="N")] = None,
+    rounds: opt.Positive = 10,
+    threads: opt.Threads = None,
     device: Annotated[Literal["cpu", "cuda"], in_group("Machine", metavar="cpu|cuda")] = "cpu",
-    csv: opt.Csv = False,
+    csv: Annotated[
+        bool, opt.as_csv("one line per model, backend, precision and batch size, with the keys of --json")
+    ] = False,
     plugins: opt.Plugins = opt.Plugins(),
     shown: opt.Shown = opt.Shown(),
 ) -> int:
@@ -36,7 +36,6 @@ def bench(
         precision: fp32, bf16 or int8 (default: fp32)
         batch_size: images per batch, or best (default: 1 16)
         rounds: number of turns of each way (default: 10)
-        threads: CPU threads for computation (default: torch's)
         device: device (default: cpu)
 
     Example:

@@ -40,6 +40,8 @@ def option(field: Field[Any]) -> Any:
         is_short = field.name in ("max_latency", "max_wait")
         text = "" if not default else f"{1000 * default:g}ms" if is_short else f"{default:g}s"
         kind, shown = opt.Latency if is_short else Time, text
+    elif field.name == "threads":
+        kind, shown = opt.Threads, ""
     elif field.name == "max_bytes":
         kind, shown = opt.Size, f"{default / 1e6:.3g}MB"
     elif get_origin(hint) is Literal:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
@@ -54,7 +55,7 @@ def bench(
         models,
         backends=backends or ["eager", "folded"],
         precisions=precision or ["fp32"],
-        batch_sizes=[int(text) if text.isdecimal() else text for text in batch_size or ["1", "16"]],
+        batch_sizes=[int(text) if re.fullmatch("[0-9]+", text) else text for text in batch_size or ["1", "16"]],
         rounds=rounds,
         threads=threads,
         device=device,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from weft.checkpoints.hub import create_model as create_model
     from weft.deploy import export as export
     from weft.deploy import fold as fold
-    from weft.inference.info import info as info
+    from weft.inference.run_info import info as info
     from weft.interpret import explain as explain
     from weft.machine.memory import keep_memory as keep_memory
     from weft.models import list_models as list_models

@@ -18,7 +18,7 @@ import re
 import secrets
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from weft.errors import StorageError, UsageError
@@ -161,7 +161,8 @@ def check_output(path: Path, owned: Sequence[str] = (), *, force: bool) -> None:
 
     Args:
         path: the directory.
-        owned: names of the entries that it may hold in order to be replaced.
+        owned: names of the entries that it may hold in order to be replaced; `cats/1.jpg` is that file alone, not all
+            of its folder.
         force: replace an existing directory.
 
     Raises:
@@ -204,10 +205,24 @@ def refuse_taken(path: Path, owned: Sequence[str], *, force: bool, entries: Sequ
     if entries == [path]:
         raise UsageError(f"--force replaces only directories; {path} is a file. Choose another path.")
     own = {path / name for name in owned}
-    if foreign := sorted(entry for entry in entries if entry not in own and not is_temporary(entry)):
+    with writing(path):
+        foreign = next(_foreign(sorted(entries), own, {folder for file in own for folder in file.parents}), None)
+    if foreign is not None:
         raise UsageError(
-            f"--force replaces only files that weft writes; {path} also holds '{foreign[0].name}'. Choose another path."
+            f"--force replaces only files that weft writes; {path} also holds '{foreign.relative_to(path).as_posix()}'."
+            " Choose another path."
         )
+
+
+def _foreign(entries: Iterable[Path], own: Collection[Path], folders: Collection[Path]) -> Iterator[Path]:
+    """Yield those of some entries that are not weft's own, also from within folders of own files."""
+    for entry in entries:
+        if entry in own or is_temporary(entry):
+            continue
+        if entry in folders and entry.is_dir() and not entry.is_symlink():
+            yield from _foreign(sorted(entry.iterdir()), own, folders)
+        else:
+            yield entry
 
 
 def refuse_nameless(path: Path) -> None:

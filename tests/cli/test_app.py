@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 import errno
+import functools
 import importlib
+import inspect
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import get_args, get_origin
 
 import pytest
+from cyclopts.argument import Argument
 
 from weft import errors
 from weft.cli import app
-from weft.cli.app import VERBS, _signals_as_exit, command_line, commands, find, main, option_names, parse
+from weft.cli.app import (
+    VERBS,
+    _signals_as_exit,
+    arguments,
+    command_line,
+    commands,
+    example_of,
+    find,
+    main,
+    option_names,
+    parse,
+)
 from weft.cli.options import given
 
 
@@ -65,6 +81,13 @@ def test_the_overview_names_every_verb(capsys: pytest.CaptureFixture[str]) -> No
     assert main([]) == 2
 
 
+def test_help_is_also_a_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, same in ((["help"], ["--help"]), (["help", "data", "check"], ["data", "check", "--help"])):
+        assert main(words) == main(same) == 0
+        shown = capsys.readouterr().out
+        assert shown[: len(shown) // 2] == shown[len(shown) // 2 :]
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     import weft
 
@@ -90,6 +113,10 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         ),
         (["train", "digits", "--epochs"], "--epochs needs a value; got none. See: weft train --help"),
         (["predict", "run", "x.png", "--quiet=maybe"], "--quiet must be given without a value; got 'maybe'. See: "),
+        (["predict", "run", "x.png", "--top_k", "1"], "Unknown option of weft predict '--top_k'. Nearest: --top-k, "),
+        (["help", "trian"], "Unknown verb 'trian'. Nearest: train, "),
+        (["models", "--papers", "levit", "x"], "Unknown paper or model 'x'. Nearest: "),
+        (["models", "--papers", "levit", "--papers", "x"], "Unknown paper or model 'x'. Nearest: "),
         (["models", "resnett*"], "Unknown model 'resnett*'. Nearest: "),
         (
             ["predict", "run", "x.png", "--top-k", "few"],
@@ -105,6 +132,112 @@ def test_a_slip_gets_the_nearest_name_and_exit_code_2(
     assert shown.err.startswith(f"weft: {message}")
     assert len(shown.err.splitlines()) == 1
     assert shown.out == ""
+
+
+@pytest.mark.parametrize("text", ["0", "x"])
+def test_a_batch_size_may_be_chosen_by_train_alone(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    rule = "weft: batch_size must be a whole number at least 1 and at most 65536"
+    assert main(["train", "digits", "--batch-size", text]) == 2
+    assert capsys.readouterr().err == f"{rule} or auto; got '{text}'.\n"
+    assert main(["embed", "levit_256", ".", "--batch-size", text, "--out", "x.npy"]) == 2
+    assert capsys.readouterr().err == f"{rule}; got '{text}'.\n"
+
+
+def options_of(kind: type) -> list[tuple[str, Argument]]:
+    """Return the command and the argument of each option that has this type, or a list of it."""
+    return [
+        (command, argument)
+        for command in commands()
+        for argument in arguments(command)
+        for hint in (argument.resolved_hint,)
+        if argument.name.startswith("-") and kind in (hint, get_origin(hint), *get_args(hint))
+    ]
+
+
+@functools.cache
+def shortest(command: str) -> list[str]:
+    """Return the words of a command with its required arguments."""
+    needed = [argument for argument in arguments(command) if argument.required]
+    named = [[argument.name, "x"] if argument.name.startswith("-") else ["x"] for argument in needed]
+    return [*command.split(), *(word for words in named for word in words)]
+
+
+@pytest.mark.parametrize("command", commands())
+def test_options_may_stand_between_arguments(command: str) -> None:
+    """A list in the signature would end at the option; the values of an argument in the plural do not."""
+    found = arguments(command)
+    places = [argument for argument in found if not argument.name.startswith("-")]
+    assert list not in [get_origin(place.resolved_hint) for place in places]
+    several = [place for place in places if place.field_info.kind is inspect.Parameter.VAR_POSITIONAL]
+    words = [str(number) for number in range(len(places) + 2 * len(several))]
+    needed = [word for each in found if each.required and each not in places for word in (each.name, "x")]
+    options = [*needed, next(each for each in option_names(command) if each in ("--quiet", "--source", "--no-token"))]
+    expected = parse([*command.split(), *words, *options])[1].arguments
+    assert [len(expected[place.field_info.name]) for place in several] == [3] * len(several)
+    for place in range(1, len(words), 2):
+        assert parse([*command.split(), *words[:place], *options, *words[place:]])[1].arguments == expected
+
+
+def test_numbers_are_decimal_and_finite() -> None:
+    whole = ("2.7", "2.0", "0x2", "1_0", "\u0663", " 3", "", "[1,2]")
+    for text in whole:
+        with pytest.raises(errors.UsageError, match=rf"^--top-k must be a whole number; got '{re.escape(text)}'\."):
+            parse(["predict", "run", "x.png", "--top-k", text])
+    for text in ("nan", "inf", "1e999", "1_0", "0x2"):
+        with pytest.raises(errors.UsageError, match=rf"^--min-probability must be a number; got '{text}'\."):
+            parse(["label", "run", "x.png", "--min-probability", text])
+    for text in ("1_0", "1_0s", "\u0663s", "1_0MB"):
+        for option in ("--budget", "--max-latency", "--max-size"):
+            with pytest.raises(errors.UsageError, match=rf"^{option} must be .*; got '{text}'\."):
+                parse(["compare", "photos", option, text])
+    for command, argument in options_of(int) + options_of(float):
+        with pytest.raises(errors.UsageError, match=rf"^{argument.name} must be .*; got '1_0'\."):
+            parse([*shortest(command), argument.name, "1_0"])
+
+
+def test_flags_have_no_value() -> None:
+    for text in ("false", "1", "none", ""):
+        with pytest.raises(errors.UsageError, match=f"^--quiet must be given without a value; got '{text}'"):
+            parse(["predict", "run", "x.png", f"-q={text}"])
+    for command, argument in options_of(bool):
+        with pytest.raises(errors.UsageError, match=f"^{argument.name} must be given without a value; got 'true'"):
+            parse([*shortest(command), f"{argument.name}=true"])
+
+
+def test_lists_have_a_value() -> None:
+    for command, argument in options_of(list):
+        if argument.name != "--papers":  # alone, it lists all
+            with pytest.raises(errors.UsageError, match=rf"^{argument.name} needs a value; got none\."):
+                parse([*shortest(command), argument.name])
+
+
+@pytest.mark.parametrize("command", commands())
+def test_options_have_one_spelling(command: str) -> None:
+    names = [option for option in option_names(command) if "-" in option.lstrip("-")]
+    for option in names[:1] + names[-1:]:
+        other = f"--{option[2:].replace('-', '_')}"
+        with pytest.raises(errors.UsageError, match=rf"Unknown option of weft {command} '{other}'\. Nearest: {option}"):
+            parse([*shortest(command), other, "1"])
+
+
+@pytest.mark.parametrize("command", [name for name in commands() if "--threads" in option_names(name)])
+def test_threads_have_one_range(command: str) -> None:
+    rule = "--threads must be a whole number at least 1 and at most 1024"
+    for number in (0, 1025, -1):
+        with pytest.raises(errors.UsageError, match=rf"^{rule}; got {number}\."):
+            parse([*shortest(command), "--threads", str(number)])
+    for number in (1, 1024):
+        parse([*shortest(command), "--threads", str(number)])
+
+
+def test_help_of_outputs_and_examples_has_one_form() -> None:
+    for command in commands():
+        example = example_of(find(command)).splitlines()
+        assert example[1].startswith(f"  weft {command}"), command
+        for argument in arguments(command):
+            if argument.name in ("--out", "OUT"):
+                text = argument.parameter.help or ""
+                assert re.match(r"output (directory|file): ", text), (command, text)
 
 
 MEMORY = "weft: There must be enough memory; there is not ({}). Choose a smaller batch or image size."

@@ -113,6 +113,10 @@ def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert (large["evaluate"], large["train"]) == ("weft evaluate cvt_w24 imagenet/", "")
     assert large["obstacle"] == "the training on ImageNet-22k is not published"
     assert {row["table_of"] for row in rows} == set(TABLES)
+    assert main(["models", "--papers", "cvt", "ceit", "--papers", "CvT*", "--json"]) == 0
+    both = json.loads(capsys.readouterr().out)
+    assert [row for row in both if row in rows] == rows
+    assert any(row["paper"] == "CeiT" for row in both)
 
 
 @pytest.mark.slow

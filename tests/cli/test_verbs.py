@@ -72,8 +72,8 @@ def test_the_data_of_a_recipe_are_used(photos: Path, tmp_path: Path, capsys: Sho
     [
         (["no/such/folder"], 3, "no/such/folder"),
         (["digits", "--model", "ceit_nano"], 2, "Unknown model 'ceit_nano'. Nearest: ceit_nano_32"),
-        (["digits", "--epochs", "ten"], 2, "epochs must be a whole number at least 0 and at most 100000 or null; got"),
-        (["digits", "--set", "optim.lr=-1"], 2, "optim.lr must be a number above 0 and at most 10 or null; got '-1'"),
+        (["digits", "--epochs", "ten"], 2, "epochs must be a whole number at least 0 and at most 100000; got"),
+        (["digits", "--set", "optim.lr=-1"], 2, "optim.lr must be a number above 0 and at most 10; got '-1'"),
         (["digits", "--recipe", "digit"], 2, "Unknown recipe 'digit'. Nearest: digits"),
         (["digits", "--img-size", "4"], 2, "img_size must be a whole number at least 8"),
         ([], 2, "Training needs images; got none."),
@@ -86,6 +86,13 @@ def test_train_refuses(
     assert main(["train", *arguments, "--quiet"]) == code
     assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_plan_needs_the_data_of_the_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Shown) -> None:
+    monkeypatch.chdir(tmp_path)
+    for options in ([], ["--plan"]):
+        assert main(["study", "ceit-leff", "missing", *options]) == 3
+        assert "The data directory must exist; 'missing' does not." in capsys.readouterr().err
 
 
 @pytest.mark.slow

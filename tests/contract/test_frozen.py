@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import pkgutil
 from pathlib import Path
 
 import pytest
 
+import weft
 from weft.cli.app import arguments, commands
 from weft.recipes.load import KEYS
 
@@ -52,3 +54,11 @@ def test_every_public_name_is_there(package: str) -> None:
     assert set(module.__all__) <= set(dir(module))
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = module.no_such_name
+
+
+def test_no_public_name_is_that_of_a_submodule() -> None:
+    """The import of the submodule would replace the function or class."""
+    packages = [item.name for item in pkgutil.walk_packages(weft.__path__, "weft.") if item.ispkg]
+    for package in map(importlib.import_module, ["weft", *packages]):
+        submodules = {item.name for item in pkgutil.iter_modules(package.__path__)}
+        assert not submodules & set(getattr(package, "__all__", ())), package.__name__

@@ -511,6 +511,14 @@ def test_a_runtime_that_is_asked_for_runs_on_the_cpu_in_its_precision(run: Path)
         open_fastest(run, runtime="onnx", precision="bf16")
 
 
+def test_exports_of_another_size_are_skipped(out: Path, run: Path, world: World) -> None:
+    notes: list[str] = []
+    assert open_fastest(run, img_size=64, log=notes.append).info.runtime == "torch"
+    assert sum("img_size must be that of the export, 32x32; got 64x64" in note for note in notes) == 2
+    with pytest.raises(UsageError, match="img_size must be that of the export, 32x32; got 32x64"):
+        open_fastest(out, img_size=(32, 64))
+
+
 @pytest.mark.usefixtures("elsewhere")
 def test_another_machine_measures_at_the_recorded_batch_sizes(out: Path, world: World) -> None:
     record = json.loads((out / "chosen.json").read_text())

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,10 +15,11 @@ from weft.data import BadImage, inspect, open_image
 from weft.data.folder import check_outside
 from weft.data.prepare import prepare_data
 from weft.errors import UsageError
-from weft.inference import embed, evaluate
-from weft.inference.arguments import check_outside_images, image_files
+from weft.inference import embed, evaluate, predict, similar
+from weft.inference.arguments import InferenceOptions, check_outside_images, image_files
 from weft.inference.explain_files import explain_run
 from weft.inference.exports import export_run
+from weft.study import compare
 from weft.train import label, preview
 from weft.train.data_review import review
 
@@ -26,6 +29,31 @@ def images(folder: Path, *names: str) -> Path:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(jpeg(number))
     return folder
+
+
+@pytest.mark.parametrize("value", [True, False, "1_0", "2.0", "0x2", "\u0663", " 3", "x"])
+@pytest.mark.parametrize("name", ["batch_size", "img_size", "workers", "limit", "max_pixels"])
+def test_numbers_are_decimal_and_no_truth_values(name: str, value: object) -> None:
+    with pytest.raises(UsageError, match=rf"^{name} must be a whole number .*; got {re.escape(repr(value))}") as error:
+        InferenceOptions.of({name: value})
+    assert "null" not in str(error.value)
+    assert getattr(InferenceOptions.of({name: "16"}), name) == 16
+
+
+def test_numbers_of_python_are_no_truth_values() -> None:
+    """Also where no setting of a recipe has the name."""
+    calls: list[tuple[str, Callable[[], object]]] = [
+        ("top_k", lambda: predict("run", "x.png", top_k=True)),
+        ("top_k", lambda: similar("run", "x.png", "y.png", top_k=True)),
+        ("num", lambda: label("run", "x.png", num=True)),
+        ("min_probability", lambda: label("run", "x.png", min_probability=True)),
+        ("seeds", lambda: compare("digits", seeds=True)),
+        ("jobs", lambda: compare("digits", jobs=True)),
+        ("threads", lambda: compare("digits", threads=True)),
+    ]
+    for name, call in calls:
+        with pytest.raises(UsageError, match=rf"^{name} must be a (whole )?number .*; got True\."):
+            call()
 
 
 def test_a_folder_has_the_same_images_as_a_dataset(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from PIL import Image
 
 from tests.helpers import lively
 from weft.checkpoints import save_model_dir
+from weft.cli import main
 from weft.errors import UsageError
 from weft.inference import predict, prediction
 from weft.inference.prediction import FilePrediction
@@ -77,6 +78,15 @@ def test_only_directories_of_copies_are_replaced(model: Path, photos: Path, tmp_
     with pytest.raises(UsageError, match=r"also holds 'mine\.txt'"):
         predict(model, photos, out=out, force=True, quiet=True)
     (out / "mine.txt").unlink()
+    copy = next(out.rglob("*.jpg"))
+    mine = copy.with_name("mine.jpg")
+    mine.write_text("mine")
+    with pytest.raises(UsageError, match=rf"also holds '{mine.relative_to(out).as_posix()}'"):
+        predict(model, photos, out=out, force=True, quiet=True)
+    assert mine.read_text() == "mine"
+    copy.unlink()
+    mine.unlink()  # a copy that is gone is no obstacle
+    predict(model, photos, out=out, force=True, quiet=True)
     with pytest.raises(UsageError, match="must be outside the output directory"):
         predict(model, next(out.rglob("*.png")), out=out, force=True, quiet=True)
     with pytest.raises(UsageError, match="also holds 'x'"):  # the images of a user, also with the same classes
@@ -102,8 +112,16 @@ def test_unknown_and_rejected_images_have_columns_and_folders_of_their_own(photo
     assert copies == ["rejected/2.jpg", "unknown-2/1.png", "unknown/1.png"]  # the second is of a class of this name
 
 
-def test_nothing_is_written_if_no_image_exists(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prediction.Predictor, "load", lambda *args, **kwargs: pytest.fail("loaded"))
-    (result,) = predict(model, tmp_path / "none.png", out=tmp_path / "out", quiet=True)
-    assert result.reason == "missing"
-    assert not (tmp_path / "out").exists()
+def test_nothing_is_written_if_no_image_can_be_read(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And weft says so, for a directory and a file."""
+    (tmp_path / "broken.png").write_bytes(b"none")
+    for name, image, reason in (("out", "broken.png", "not-an-image"), ("out", "none.png", "missing")):
+        (result,) = predict(model, tmp_path / image, out=tmp_path / name)
+        assert result.reason == reason
+        assert not (tmp_path / name).exists()
+        assert f"{tmp_path / name} is not written, because no image could be read." in capsys.readouterr().err
+        monkeypatch.setattr(prediction.Predictor, "load", lambda *args, **kwargs: pytest.fail("loaded"))
+    assert main(["predict", str(model), str(tmp_path / "none.png"), "--out", str(tmp_path / "out.csv")]) == 3
+    assert "out.csv is not written" in capsys.readouterr().err

@@ -124,7 +124,7 @@ def test_what_does_not_fit_is_refused_with_its_line(case: str, tmp_path: Path, m
         ("optim.lr", "&a 1", "optim.lr line 1: a recipe has no anchors or aliases; got 'a'"),
         ("optim.lr", "!!python/name:os.system x", "optim.lr line 1: .*python/name:os.system"),
         ("optim.lrr", 1, r"^Unknown setting 'optim\.lrr'\. Nearest: optim\.lr, "),
-        ("epochs", 2.5, r"^epochs must be a whole number .* or null; got '2\.5'"),
+        ("epochs", 2.5, r"^epochs must be a whole number at least 0 and at most 100000; got '2\.5'"),
         ("epochs", object, r"^epochs must be a plain value; got <class 'object'>"),
         ("optim", "{lr: 1, lr: 2}", r"^a key must occur once; got 'optim\.lr' again"),
         ("img_size", "4x4", r"^img_size must be a whole number .* or 2 values in brackets, each a whole number at"),

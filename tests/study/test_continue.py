@@ -325,5 +325,8 @@ def test_variants_have_one_precision(tmp_path: Path, trainer: Trainer, monkeypat
 def test_an_unknown_engine_is_refused() -> None:
     with pytest.raises(UsageError, match=r"engine must be one of local, ray; got 'spark'\."):
         Engine("spark")
-    with pytest.raises(UsageError, match=r"jobs must be at least 1; got 0\."):
+    with pytest.raises(UsageError, match=r"jobs must be a whole number at least 1; got 0\."):
         Engine("local", 0)
+    for threads in (0, 1025):
+        with pytest.raises(UsageError, match=f"threads must be a whole .* at least 1 and at most 1024; got {threads}"):
+            Engine("local", 1, threads)

@@ -204,7 +204,9 @@ def test_names_that_are_not_there(tmp_path):
     with pytest.raises(UsageError, match=r"scale must be one of small for mine; got 'paper'\."):
         planned_runs(load_study(written(tmp_path, GOOD)), "paper")
     for seeds in (0, 1001):
-        with pytest.raises(UsageError, match=rf"seeds must be from 1 to 1000; got {seeds}\."):
+        with pytest.raises(
+            UsageError, match=rf"seeds must be a whole number at least 1 and at most 1000; got {seeds}\."
+        ):
             planned_runs(load_study("ceit-leff"), seeds=seeds)
 
 

@@ -171,7 +171,7 @@ def test_pictures_that_cannot_be_read_do_not_stop_the_others(trained: RunResult,
 
 
 def test_top_k_is_at_least_one(trained: RunResult) -> None:
-    with pytest.raises(UsageError, match="top_k must be at least 1; got 0"):
+    with pytest.raises(UsageError, match="top_k must be a whole number at least 1; got 0"):
         predict(trained.out, "x.png", top_k=0)
 
 

@@ -199,11 +199,11 @@ def test_bad_input(run: RunResult, unlabelled: Path, tmp_path: Path, capsys) -> 
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="a folder without images"):
         label(run.out, tmp_path / "empty", quiet=True)
-    with pytest.raises(UsageError, match=r"num must be at least 1; got 0"):
+    with pytest.raises(UsageError, match=r"num must be a whole number at least 1; got 0"):
         label(run.out, unlabelled, num=0, quiet=True)
     with pytest.raises(UsageError, match=r"--out must name a directory; .*label.csv' is the name of a file"):
         label(run.out, unlabelled, out=tmp_path / "label.csv", quiet=True)
-    with pytest.raises(UsageError, match=r"min_probability must be above 0 and at most 1; got 1\.5"):
+    with pytest.raises(UsageError, match=r"min_probability must be a number above 0 and at most 1; got 1\.5"):
         label(run.out, unlabelled, min_probability=1.5, quiet=True)
     config = json.loads((run.out / "best" / "config.json").read_text())
     shutil.copytree(run.out / "best", tmp_path / "nameless")

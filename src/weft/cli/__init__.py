@@ -1,6 +1,6 @@
-"""The command line: one file per verb. A verb parses, calls the library, prints; torch is imported inside `run` only.
+"""The command line: one file per verb. A verb calls the library and prints; torch is imported inside its function only.
 
-Each verb's module has `HELP` (one line), `add_arguments(parser)` and `run(args) -> int` (the exit code).
+The signature of the function is the options of the verb, its docstring the help; it returns the exit code.
 """
 
 from __future__ import annotations

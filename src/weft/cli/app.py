@@ -9,6 +9,7 @@ import functools
 import importlib
 import inspect
 import io
+import itertools
 import os
 import signal
 import sys
@@ -25,13 +26,14 @@ from cyclopts import (
     Group,
     MissingArgumentError,
     Parameter,
+    Token,
     UnusedCliTokensError,
     ValidationError,
 )
-from cyclopts.argument import Argument
+from cyclopts.argument import ArgumentCollection
 from cyclopts.exceptions import UnknownCommandError, UnknownOptionError
 
-from weft.cli.options import PANELS, Machine, Plugins, Shown
+from weft.cli.options import PANELS, Machine, Plugins, Shown, typed
 from weft.errors import StorageError, UsageError, WeftError, install_command, is_installed, unknown
 from weft.machine.memory import is_out_of_memory, keep_memory, out_of_memory_text
 from weft.machine.processor import limit_threads, set_num_threads
@@ -117,7 +119,9 @@ def command_line() -> App:
         version_flags=("--version", "-V"),
         group_commands=Group("Options", sort_key=len(GROUPS)),
         **PANELS,
-        default_parameter=Parameter(negative=(), show_default=False, show_choices=False, allow_repeating=True),
+        default_parameter=Parameter(
+            converter=typed, negative=(), show_default=False, show_choices=False, allow_repeating=True, json_list=False
+        ),
         exit_on_error=False,
         print_error=False,
         result_action="return_value",
@@ -146,7 +150,7 @@ def find(name: str, app: App | None = None) -> App:
     for word in name.split():
         app = app[word]
     if app.default_command is not None:
-        places = [_place(each) for each in inspect.signature(app.default_command).parameters.values()]
+        places = map(_place, inspect.signature(app.default_command, eval_str=True).parameters.values())
         app.usage = " ".join(["Usage: weft", name, *filter(None, places), "[options]"])
     return app
 
@@ -161,19 +165,21 @@ def example_of(command: App) -> str:
 
 def _place(parameter: inspect.Parameter) -> str:
     """Return how a positional argument is written in a usage; '' for an option."""
-    if parameter.kind is not parameter.POSITIONAL_ONLY:
+    is_several = parameter.kind is parameter.VAR_POSITIONAL
+    if not is_several and parameter.kind is not parameter.POSITIONAL_ONLY:
         return ""
-    several = "..." if "list[" in str(parameter.annotation) or parameter.annotation == "ImageFiles" else ""
-    text = f"{parameter.name.upper()}{several}"
-    return text if parameter.default is parameter.empty else f"[{text}]"
+    is_needed = any(each.required for each in getattr(parameter.annotation, "__metadata__", ()))
+    text = parameter.name.upper() + "..." * is_several
+    return text if is_needed or (parameter.default is parameter.empty and not is_several) else f"[{text}]"
 
 
-def arguments(name: str) -> list[Argument]:
-    """Return the arguments and options of a verb or command."""
-    app = command_line()
-    with app.app_stack(app.parse_commands(name.split())[1]):
-        found = find(name, app).assemble_argument_collection(parse_docstring=True)
-    return [argument for argument in found if argument.name != "*"]  # without the dataclasses of options themselves
+def arguments(name: str, app: App | None = None) -> ArgumentCollection:
+    """Return the arguments and options of a verb or command, without the dataclasses of options themselves."""
+    app = app or command_line()
+    chain = app.parse_commands(name.split())[1]
+    with app.app_stack(chain):
+        found = chain[-1].assemble_argument_collection(parse_docstring=True)
+    return ArgumentCollection([argument for argument in found if argument.name != "*"])
 
 
 def option_names(name: str) -> list[str]:
@@ -188,22 +194,35 @@ def parse(words: Sequence[str]) -> tuple[Any, inspect.BoundArguments]:
         UsageError: an unknown verb or option, a value that is missing or has another type.
     """
     app = command_line()
-    chain = [word for word in app.parse_commands(words)[0] if not word.startswith("-")]
+    name = " ".join(word for word in app.parse_commands(words)[0] if not word.startswith("-"))
     try:
+        _check_options(words, name, app)
         function, bound, _ = app.parse_args(words)
     except CycloptsError as error:
-        raise _refusal(error, " ".join(["weft", *chain])) from None
+        raise _refusal(error, f"weft {name}".rstrip()) from None
     bound.apply_defaults()
-    if function == app.help_print:
-        return functools.partial(_help, app, " ".join(chain)), bound
-    return function, bound
+    return functools.partial(_help, app, name) if function == app.help_print else function, bound
+
+
+def _check_options(words: Sequence[str], name: str, app: App) -> None:
+    """Refuse spellings that cyclopts accepts: `--top_k`, and a flag with a value."""
+    for word in itertools.takewhile(lambda word: word != "--", words):
+        option, equals, value = word.partition("=")
+        if not option.startswith("-") or not (equals or "_" in option) or find(name, app).default_command is None:
+            continue
+        known, token = arguments(name, app), Token(keyword=option, value=value)
+        argument = next((each for each in known if option in each.names), None)
+        if argument is None and option.startswith("--"):
+            raise UnknownOptionError(token=token, argument_collection=known)
+        if argument is not None and equals and argument.resolved_hint is bool:
+            raise CoercionError(token=token, argument=argument, target_type=bool)
 
 
 def _help(app: App, name: str, *words: Any, **options: Any) -> None:
     """Print the help of a verb, or of `weft`; the example is printed as it is, so that its lines can be copied."""
     if not name:
         for verb in VERBS:
-            find(verb, app)  # imports its module, which has its help
+            _ = app[verb]  # imports its module, which has its help
     command = find(name, app)
     example, command.help_epilogue = example_of(command), ""
     app.help_print(*words, **options)
@@ -253,6 +272,8 @@ def _refusal(error: CycloptsError, name: str) -> WeftError:
 
 
 def _run(words: list[str]) -> int:
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
     function, bound = parse(words or ["--help"])
     hide_wandb()
     limit_threads()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
@@ -16,16 +17,17 @@ HEADER = ("model", "way", "precision", "batch", "p50 ms", "p95 ms", "images/s", 
 
 
 def bench(
-    models: Annotated[list[str], Parameter(help="model names, run directories or exports")],
-    /,
-    *,
+    *models: Annotated[str, Parameter(required=True, help="model names, run directories or exports")],
     backends: Annotated[opt.Words, Parameter(metavar="BACKEND")] = None,
     precision: Annotated[opt.Words, in_group("Machine", metavar="P")] = None,
     batch_size: Annotated[opt.Words, in_group("Machine", alias="-b", metavar="N")] = None,
-    rounds: Annotated[int, Parameter(metavar="N")] = 10,
-    threads: Annotated[int | None, in_group("Machine", metavar="N")] = None,
+    rounds: opt.Positive = 10,
+    img_size: opt.ImageSize = None,
+    threads: opt.Threads = None,
     device: Annotated[Literal["cpu", "cuda"], in_group("Machine", metavar="cpu|cuda")] = "cpu",
-    csv: opt.Csv = False,
+    csv: Annotated[
+        bool, opt.as_csv("one line per model, backend, precision and batch size, with the keys of --json")
+    ] = False,
     plugins: opt.Plugins = opt.Plugins(),
     shown: opt.Shown = opt.Shown(),
 ) -> int:
@@ -36,7 +38,6 @@ def bench(
         precision: fp32, bf16 or int8 (default: fp32)
         batch_size: images per batch, or best (default: 1 16)
         rounds: number of turns of each way (default: 10)
-        threads: CPU threads for computation (default: torch's)
         device: device (default: cpu)
 
     Example:
@@ -55,8 +56,9 @@ def bench(
         models,
         backends=backends or ["eager", "folded"],
         precisions=precision or ["fp32"],
-        batch_sizes=[int(text) if text.isdecimal() else text for text in batch_size or ["1", "16"]],
+        batch_sizes=[int(text) if re.fullmatch("[0-9]+", text) else text for text in batch_size or ["1", "16"]],
         rounds=rounds,
+        img_size=img_size,
         threads=threads,
         device=device,
     )

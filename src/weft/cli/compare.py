@@ -36,7 +36,7 @@ def compare(
         max_latency: limit on the latency of one image, for example 10ms
         max_size: limit on the file size, for example 20MB
         settings: recipe setting, for example optim.lr=3e-4; may be repeated (all: `weft recipes settings`)
-        out: output directory (default: runs/compare-DATA)
+        out: output directory: report.html, results.json (default: runs/compare-DATA)
 
     Example:
         weft compare photos/                                   # one model per family, DeiT and ResNet

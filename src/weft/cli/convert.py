@@ -37,7 +37,7 @@ def convert(
 
     Args:
         source: checkpoint file, or folder of transformers or timm
-        out: model directory to write
+        out: output directory: model.safetensors, config.json
         num_classes: number of classes (default: that of the weights)
         head: drop: replace the head by a new one (default: keep)
         settings: constructor argument of the network; may be repeated

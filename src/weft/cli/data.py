@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import App, Group, Parameter
+from cyclopts import App, Group
 
 from weft.cli import options as opt
 from weft.cli.options import flat, given, in_group, note_unreadable, pairs, print_json, table
@@ -28,9 +28,8 @@ app = App(
     group_commands=Group("Commands"),
     **opt.PANELS,
 )
-Columns = Annotated[
-    opt.Settings, Parameter(help="column of a table: data.image, data.label or, for review, data.group")
-]
+COLUMNS = "column of a table: data.image, data.label or, for review, data.group"
+Columns = Annotated[list[str] | None, in_group("Data", name="--set", metavar="KEY=VALUE", help=COLUMNS)]
 FollowLinks = Annotated[bool, in_group("Data", help="also follow links to folders outside DATA")]
 
 
@@ -71,7 +70,7 @@ def check(
         strict: exit with 3 if a file is bad, also if trainable
 
     Example:
-          weft data check photos              # exit code 0 if `weft train photos` accepts the data, else 3
+        weft data check photos              # exit code 0 if `weft train photos` accepts the data, else 3
 
         bad   cats/IMG_7.jpg: truncated (the file is truncated)
         bad   cats/page.jpg: not-an-image (its content is none of JPEG, PNG, WEBP, BMP, TIFF, GIF, AVIF, HEIF)
@@ -136,12 +135,10 @@ def review(
 
     Args:
         data: a folder of images or a table
-        run: model of the features: a run, a model directory or the name of a public model (default: the public weights
-            of train)
         out: output directory: report.html, corrected.csv
 
     Example:
-          weft data review photos --out review              # likely label errors, near-duplicates, outliers
+        weft data review photos --out review              # likely label errors, near-duplicates, outliers
         weft train review/corrected.csv --group group     # after a check: edit labels in the table, delete rows
     """
     import weft.train as library
@@ -185,11 +182,11 @@ def prepare(
 
     Args:
         data: folder of images
-        out: folder to write
+        out: output directory: tar shards
         size: length of the shorter side in pixels (default: 320)
 
     Example:
-          weft data prepare photos packed --size 320        # then: weft train packed
+        weft data prepare photos packed --size 320        # then: weft train packed
     """
     from weft.data.prepare import prepare_data
 

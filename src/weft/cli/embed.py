@@ -10,9 +10,8 @@ from weft.cli.options import given, in_group, note_unreadable, print_json
 
 def embed(
     run: opt.Model,
-    images: opt.ImageFiles,
     /,
-    *,
+    *images: opt.ImageFiles,
     out: Annotated[str, in_group("Output", alias="-o", metavar="FILE")],
     normalize: bool = False,
     inference: opt.Inference = opt.Inference(),
@@ -22,7 +21,7 @@ def embed(
     """Write the features of images (inputs of the classifier) to a file.
 
     Args:
-        out: file to write: .npy, or .parquet with pyarrow
+        out: output file: .npy, or .parquet with pyarrow
         normalize: scale the features of each image to unit L2 norm
 
     Example:

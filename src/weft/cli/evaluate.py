@@ -25,7 +25,7 @@ def evaluate(
     tta: opt.Tta = False,
     reject_at_error: opt.Percent = None,
     out: opt.Out = None,
-    csv: opt.Csv = False,
+    csv: Annotated[bool, opt.as_csv("one line per class, with its scores")] = False,
     dataset: opt.Dataset = opt.Dataset(),
     inference: opt.Inference = opt.Inference(),
     machine: opt.Machine = opt.Machine(),
@@ -38,7 +38,7 @@ def evaluate(
         split: images of DATA to use: auto, train, val, test or all
         unknown_images: also measure how well images that show none of the classes are detected
         real_labels: also score with ReaL labels (real.json), several or none per image
-        out: output directory (report.html, evaluation.json)
+        out: output directory: report.html, evaluation.json
 
     Example:
         weft evaluate runs/photos more_photos/ --out runs/photos-check

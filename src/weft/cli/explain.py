@@ -7,15 +7,13 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from weft.cli import options as opt
-from weft.cli.options import given, in_group, note, print_json, table
-from weft.errors import DataError
+from weft.cli.options import given, in_group, note_unreadable, print_json, table
 
 
 def explain(
     run: opt.Run,
-    images: opt.ImageFiles,
     /,
-    *,
+    *images: opt.ImageFiles,
     out: Annotated[str, in_group("Output", alias="-o", metavar="DIR")],
     label: Annotated[str | None, Parameter(metavar="CLASS")] = None,
     no_grad_cam: bool = False,
@@ -26,7 +24,7 @@ def explain(
     """Explain predictions: attention maps, rollout, Grad-CAM.
 
     Args:
-        out: output directory
+        out: output directory: a figure and an .npz file per image, explanations.json
         label: class to explain (default: the predicted class of each image)
         no_grad_cam: attention maps only; faster
 
@@ -49,7 +47,4 @@ def explain(
     elif explained:
         lines = [(row.image, row.label, f"{row.probability:.4f}", f"{out}/{row.panel}") for row in explained]
         print(table(("image", "class", "probability", "figure"), lines))
-    bad = [row.error for row in results if row.error is not None]
-    for error in bad:
-        note(f"weft: {error}")
-    return DataError.exit_code if bad else 0
+    return note_unreadable([row.error for row in results if row.error is not None], among=len(results))

@@ -33,7 +33,7 @@ def export(
     precision: Annotated[Literal["fp32", "fp16", "bf16", "int8"] | None, in_group("Machine", metavar="P")] = None,
     data: Annotated[str | None, in_group("Data", metavar="DATA")] = None,
     max_drop: Annotated[float, Parameter(metavar="POINTS")] = 0.5,
-    batch_size: Annotated[list[int] | None, in_group("Machine", alias="-b", metavar="N", consume_multiple=True)] = None,
+    batch_size: Annotated[list[int] | None, in_group("Machine", alias="-b", metavar="N", consume_multiple=1)] = None,
     labelled: Labelled = Labelled(),
     plugins: opt.Plugins = opt.Plugins(),
     output: opt.Output = opt.Output(),
@@ -41,9 +41,9 @@ def export(
     """Export a model to ONNX, OpenVINO or torch, and verify its outputs.
 
     Args:
-        out: directory to write, or a file .onnx, .xml or .pt2
+        out: output directory: the model, report.json; or output file: .onnx, .xml, .pt2
         format: onnx, openvino, torch or auto (default: by the suffix of OUT, else onnx)
-        precision: number format: fp32, fp16, bf16 or int8 (default: fp32; with --format auto the fastest)
+        precision: number format: fp32, fp16, bf16 or int8 (default: fp32; with --format auto all)
         data: labelled images for calibration and verification
         max_drop: maximum loss of top-1, in percentage points (default: 0.5)
         batch_size: images per batch at which --format auto times the exports (default: 1 16)

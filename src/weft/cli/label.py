@@ -13,9 +13,8 @@ from weft.text import printable
 
 def label(
     run: opt.Model,
-    images: opt.ImageFiles,
     /,
-    *,
+    *images: opt.ImageFiles,
     num: opt.Number = 20,
     min_probability: Annotated[float, Parameter(metavar="P")] = 0.95,
     out: opt.Out = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -19,7 +20,7 @@ def models(
     pattern: str = "*",
     /,
     *,
-    papers: Annotated[list[str] | None, Parameter(metavar="[PAPER]", consume_multiple=(0, 1))] = None,
+    papers: Annotated[list[str] | None, Parameter(metavar="[PAPER]", consume_multiple=True)] = None,
     plugins: Plugins = Plugins(),
     shown: Shown = Shown(),
 ) -> int:
@@ -42,7 +43,7 @@ def models(
         weft models --papers levit           # all rows of a paper's tables, and the commands that evaluate and train
     """
     if papers is not None:
-        return _papers(papers[0] if papers else pattern, as_json=shown.json)
+        return _papers([*papers, *([] if papers and pattern == "*" else [pattern])], as_json=shown.json)
     wanted = pattern.lower()
     if not any(character in wanted for character in "*?["):
         wanted = f"*{wanted.replace('-', '_')}*"
@@ -99,13 +100,17 @@ def _timm_record(name: str, *, counted: bool) -> dict[str, Any]:
     }
 
 
-def _papers(pattern: str, *, as_json: bool) -> int:
-    """Print both tables of a paper, and the commands for their rows."""
-    tables = {name: printed_rows(name, pattern) for name in TABLES}
+def _papers(patterns: Sequence[str], *, as_json: bool) -> int:
+    """Print both tables of papers or models, and the commands for their rows."""
+    for pattern in patterns:
+        if not any(printed_rows(name, pattern) for name in TABLES):
+            papers = sorted({row.paper for row in printed_rows()})
+            raise unknown("paper or model", pattern, papers, "weft models --papers")
+    tables = {
+        name: [row for row in printed_rows(name) if any(row in printed_rows(name, pattern) for pattern in patterns)]
+        for name in TABLES
+    }
     rows = [(name, row) for name, selected in tables.items() for row in selected]
-    if not rows:
-        papers = sorted({row.paper for row in printed_rows()})
-        raise unknown("paper or model", pattern, papers, "weft models --papers")
     commands = [(evaluate_command(row), train_command(name, row)) for name, row in rows]
     if as_json:
         records = [

@@ -9,16 +9,18 @@ from __future__ import annotations
 import csv
 import functools
 import json
+import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar, get_origin
 
-from cyclopts import Group, Parameter
+from cyclopts import Group, Parameter, Token, convert
 
 from weft.errors import DataError, UsageError
+from weft.recipes import schema
 from weft.recipes.describe import options
-from weft.recipes.fields import bytes_of, seconds_of
+from weft.recipes.fields import NUMBERS, bytes_of, checked_number, in_words, seconds_of
 from weft.text import csv_cell, one_line
 
 Kind = TypeVar("Kind", bound=type)
@@ -76,10 +78,28 @@ def parsed(parse: Callable[[str, str], float]) -> Any:
     return lambda kind, tokens: parse(tokens[0].value, tokens[0].keyword)
 
 
+def typed(kind: Any, tokens: Sequence[Token]) -> Any:
+    """Convert the text of an option, which may be a decimal and finite number."""
+    return convert(kind, tokens, converter=_number)
+
+
+def _number(kind: type, text: str) -> Any:
+    value = kind(checked_number(kind, text) if kind in NUMBERS else text)
+    if kind is float and not math.isfinite(value):
+        raise ValueError
+    return value
+
+
+def _size(kind: Any, tokens: Sequence[Token]) -> Any:
+    from weft.recipes.yaml_reader import image_size  # imports pydantic
+
+    return image_size(tokens[0].value, str(tokens[0].keyword))
+
+
 def percentage(text: str, option: str) -> float:
     """Return a value in percent, such as `1%` or `0.5`, as a share from 0 to below 1."""
     try:
-        share = float(text.strip().removesuffix("%")) / 100
+        share = _number(float, text.strip().removesuffix("%")) / 100
     except ValueError:
         raise UsageError(f"{option} must be a percentage, such as 1%; got '{text}'.") from None
     if not 0 <= share < 1:
@@ -91,28 +111,41 @@ MODEL = "run directory (its best model is used), model directory, hf-hub:OWNER/N
 RUN = "run directory (its best model is used), model directory, export, hf-hub:OWNER/NAME, or name of a public model"
 NO_FORMULA = "a text that a spreadsheet would run as a formula (first character = + - @) gets a leading apostrophe"
 
+
+def as_csv(rows: str) -> Parameter:
+    """Return the option --csv of a verb, whose output has these rows."""
+    return in_group("Output", help=f"print CSV, {rows}; {NO_FORMULA}")
+
+
 Run = Annotated[str, Parameter(help=RUN)]
 Model = Annotated[str, Parameter(help=MODEL)]
 
 
-def _check_positive(kind: Any, number: int | None) -> None:
-    if number is not None and number < 1:
-        raise ValueError("must be a whole number at least 1")
+def _check_range(rule: Any, kind: Any, number: int | None) -> None:
+    """Check a number by the type of a setting, whose annotation has the range."""
+    if number is not None and not rule.__metadata__[0].low <= number <= rule.__metadata__[0].high:
+        raise ValueError(f"must be {in_words(rule)}")
 
 
-ImageFiles = Annotated[list[str], Parameter(help="image files, folders, or quoted patterns such as 'x/*.png'")]
+ImageFiles = Annotated[str, Parameter(required=True, help="image files, folders, or quoted patterns such as 'x/*.png'")]
 Number = Annotated[int, Parameter(metavar="N")]
-Positive = Annotated[int, Parameter(metavar="N", validator=_check_positive)]
-Words = Annotated[list[str] | None, Parameter(consume_multiple=True)]
+Positive = Annotated[int, Parameter(metavar="N", validator=functools.partial(_check_range, schema.Positive))]
+OF_THREADS = {"metavar": "N", "validator": functools.partial(_check_range, schema.Threads)}
+Threads = Annotated[
+    int | None, in_group("Machine", help="CPU threads for computation (default: torch's)", **OF_THREADS)
+]
+ImageSize = Annotated[
+    Any,
+    in_group("Network", metavar="N|HxW", help="input size in pixels: one side, or height x width", converter=_size),
+]
+Words = Annotated[list[str] | None, Parameter(consume_multiple=1)]
 Settings = Annotated[list[str] | None, in_group("Training", name="--set", metavar="KEY=VALUE")]
 Recipe = Annotated[
     str | None, in_group("Training", metavar="NAME|FILE", help="recipe name (see `weft recipes`) or YAML file")
 ]
 Out = Annotated[str | None, in_group("Output", alias="-o", metavar="DIR")]
-Csv = Annotated[bool, in_group("Output", help=f"print CSV; {NO_FORMULA}")]
 Tta = Annotated[
-    bool,
-    Parameter(help="test-time augmentation: average with the mirror image; not if left and right matter"),
+    bool, Parameter(help="test-time augmentation: average with the mirror image; not if left and right matter")
 ]
 Percent = Annotated[
     float | None,
@@ -161,8 +194,7 @@ class Plugins:
 class Machine(Plugins):
     """Threads of this process."""
 
-    threads: Annotated[Positive | None, in_group("Machine", metavar="N")] = None
-    """CPU threads for computation (default: torch's)"""
+    threads: Threads = None
 
 
 @flat
@@ -201,8 +233,9 @@ class Sweep:
     jobs: Annotated[Positive, in_group("Machine")] = 1
     """concurrent training runs (default: 1)"""
 
-    threads: Annotated[Positive | None, in_group("Machine", metavar="N")] = None
-    """CPU threads per training run (default: the cores shared among --jobs)"""
+    threads: Annotated[
+        Threads, Parameter(help="CPU threads per training run (default: the cores shared among --jobs)")
+    ] = None
 
     epochs: str | None = None
     batch_size: str | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 from weft.cli import options as opt
 from weft.cli.options import given, note_unreadable, one_format, print_csv, print_json, table
@@ -11,14 +12,13 @@ from weft.text import first_few
 
 def predict(
     run: opt.Run,
-    images: opt.ImageFiles,
     /,
-    *,
+    *images: opt.ImageFiles,
     top_k: opt.Number = 5,
     tta: opt.Tta = False,
     reject_at_error: opt.Percent = None,
     out: opt.Out = None,
-    csv: opt.Csv = False,
+    csv: Annotated[bool, opt.as_csv("one line per image and class")] = False,
     inference: opt.Inference = opt.Inference(),
     machine: opt.Machine = opt.Machine(),
     output: opt.Output = opt.Output(),
@@ -27,7 +27,7 @@ def predict(
 
     Args:
         top_k: number of classes per image (default: 5)
-        out: a file .csv, or an output directory: copies of the images by class, and predictions.csv
+        out: output directory: copies of the images by class, predictions.csv; or output file: .csv
 
     Example:
         weft predict runs/photos holiday/ "shots/*.jpg" portrait.png --top-k 2 --csv > predictions.csv

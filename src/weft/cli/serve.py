@@ -21,7 +21,7 @@ from weft.serve.settings import TOKEN, Settings
 
 NEEDS = ("fastapi", "uvicorn", "multipart", "prometheus_client")
 FLAGS = {"names": "--name", "proxies": "--proxy", "is_open": "--no-token"}  # of fields with another name
-MACHINE = ("runtime", "device", "precision", "threads", "workers", "decoders")
+MACHINE = ("runtime", "img_size", "device", "precision", "threads", "workers", "decoders")
 TEXTS, HINTS = field_texts(service)["Settings"], get_type_hints(Settings)
 Time = Annotated[
     float | None,
@@ -40,6 +40,8 @@ def option(field: Field[Any]) -> Any:
         is_short = field.name in ("max_latency", "max_wait")
         text = "" if not default else f"{1000 * default:g}ms" if is_short else f"{default:g}s"
         kind, shown = opt.Latency if is_short else Time, text
+    elif field.name in ("img_size", "threads"):
+        kind, shown = (opt.ImageSize if field.name == "img_size" else opt.Threads), ""
     elif field.name == "max_bytes":
         kind, shown = opt.Size, f"{default / 1e6:.3g}MB"
     elif get_origin(hint) is Literal:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from weft.cli import options as opt
 from weft.cli.options import given, note_unreadable, one_format, print_csv, print_json, table
 from weft.text import printable
@@ -10,11 +12,10 @@ from weft.text import printable
 def similar(
     run: opt.Model,
     query: str,
-    images: opt.ImageFiles,
     /,
-    *,
+    *images: opt.ImageFiles,
     top_k: opt.Number = 10,
-    csv: opt.Csv = False,
+    csv: Annotated[bool, opt.as_csv("one line per image, with its similarity")] = False,
     inference: opt.Inference = opt.Inference(),
     machine: opt.Machine = opt.Machine(),
     shown: opt.Shown = opt.Shown(),

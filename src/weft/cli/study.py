@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
@@ -17,9 +18,8 @@ if TYPE_CHECKING:
 
 def study(
     name: str | None = None,
-    data: list[str] | None = None,
     /,
-    *,
+    *data: str,
     scale: Annotated[Literal["small", "paper"], Parameter(metavar="small|paper")] = "small",
     seeds: Annotated[opt.Positive | None, Parameter(metavar="N")] = None,
     only: Annotated[opt.Words, Parameter(metavar="VARIANT")] = None,
@@ -40,7 +40,7 @@ def study(
         only: run only these variants, and those that they are compared with
         plan: print the plan, and exit
         settings: recipe setting, for example optim.lr=3e-4; may be repeated (all: `weft recipes settings`)
-        out: output directory (default: runs/study-NAME-SCALE)
+        out: output directory: report.html, results.json (default: runs/study-NAME-SCALE)
 
     Example:
         weft study                                         # list the studies
@@ -58,7 +58,7 @@ def study(
         return _list(output.json)
     import weft.study as library
 
-    places = _data(data or [])
+    places = _data(data)
     if plan:
         from weft.study.run import planned_runs
 
@@ -73,7 +73,7 @@ def study(
         header = ("variant", "paper %", "model", "epochs", "runs", "settings")
         print(table(header, [tuple(row.values()) for row in rows]))
         size = found.scales[scale]
-        print(f"\n{scale}: recipe {size.recipe}, data {' '.join(data or []) or size.data}")
+        print(f"\n{scale}: recipe {size.recipe}, data {' '.join(data) or size.data}")
         return 0
     result = library.run_study(
         name, places, scale=scale, seeds=seeds, only=only or (), **shared_arguments(settings, out, sweep, output)
@@ -110,7 +110,7 @@ def show(result: ExperimentResult, *, as_json: bool) -> None:
     print(f"report: {result.out / 'report.html'}")
 
 
-def _data(given: list[str]) -> str | dict[str, str] | None:
+def _data(given: Sequence[str]) -> str | dict[str, str] | None:
     """Return DATA: one place, or place by name."""
     if len(given) == 1 and not re.match(r"[\w-]+=", given[0]):
         return given[0]

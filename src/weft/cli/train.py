@@ -45,7 +45,7 @@ def train(
         data: folder of images, or `digits`; not needed if the recipe has it
         settings: recipe setting, for example optim.lr=3e-4; may be repeated (all: `weft recipes settings`)
         from_scratch: start from random weights also where weft would use public ones
-        out: output directory (default: runs/MODEL-DATA, or with a number, such as runs/MODEL-DATA-2)
+        out: output directory: best/, last/, report/ (default: runs/MODEL-DATA, or with a number)
         resume: resume a stopped run (bit-exact)
         override: with --resume: allow changed settings
         max_time: save and stop after 90s, 45m or 1h30m (exit code 143)

@@ -20,7 +20,7 @@ from weft.errors import DataError, UsageError, need
 from weft.files import check_writable
 from weft.recipes import Recipe, load_recipe
 from weft.recipes.schema import BatchSize, Device, ImageSize, Positive, Precision, Workers
-from weft.recipes.yaml_reader import adapter, rule_of, shown
+from weft.recipes.yaml_reader import adapter, required, rule_of, shown
 from weft.text import printable
 
 NUM_SAMPLED = 32  # image files whose headers `value_note` reads
@@ -62,7 +62,7 @@ class InferenceOptions:
             return adapter(cls).validate_python(values)  # type: ignore[return-value]
         except ValidationError as error:
             name = str(error.errors(include_url=False)[0]["loc"][0])
-            raise UsageError(f"{name} must {rule_of(hints[name])}; got {shown(arguments[name])}.") from None
+            raise UsageError(f"{name} must {rule_of(required(hints[name]))}; got {shown(arguments[name])}.") from None
 
 
 def run_folder(run: Path) -> Path:
@@ -192,16 +192,6 @@ def check_outside_images(out: str | Path, *images: str | Path | Sequence[str | P
             folder, pattern = _split_pattern(Path(image))
             if not pattern or "**" in pattern or ("/" in pattern and glob.has_magic(pattern)):
                 check_outside(out, folder, is_dataset=False)
-
-
-def check_top_k(top_k: int) -> None:
-    """Check a number of classes.
-
-    Raises:
-        UsageError: it is less than 1.
-    """
-    if top_k < 1:
-        raise UsageError(f"top_k must be at least 1; got {top_k}.")
 
 
 def feature_files(out: Path, images: str | Path | Sequence[str | Path], *, force: bool) -> list[Path]:

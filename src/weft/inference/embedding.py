@@ -20,7 +20,6 @@ from weft.files import write_file, write_table, writing
 from weft.inference.arguments import (
     InferenceOptions,
     check_images,
-    check_top_k,
     feature_files,
     image_files,
     value_note,
@@ -28,6 +27,8 @@ from weft.inference.arguments import (
 from weft.inference.prediction import prepared_batches
 from weft.inference.predictor import NonFiniteError, Predictor
 from weft.progress import Work, loading, obeys_quiet, say
+from weft.recipes.schema import Positive
+from weft.recipes.yaml_reader import check_argument
 from weft.report.notebook import described
 from weft.text import printable
 
@@ -151,7 +152,7 @@ def similar(
         UsageError, CheckpointError: as in `embed`.
         DataError: the query or all images cannot be read.
     """
-    check_top_k(top_k)
+    check_argument("top_k", top_k, Positive)
     options = InferenceOptions.of(locals())
     if Path(query).is_dir():
         raise DataError(

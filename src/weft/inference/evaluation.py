@@ -71,7 +71,7 @@ def evaluate(
 
     The classes of a public model are those of ImageNet: class folders may be WordNet ids, ImageNet names or numbers. If
     the data have some of these classes, the results are over them alone, as for ImageNet-R (arXiv 2006.16241), and
-    `all_classes` is the accuracy among all outputs.
+    `top1_of_all` is the top-1 among all outputs.
 
     Args:
         run: a run directory, whose best model is loaded, a model directory, an export, or the name of a public model.

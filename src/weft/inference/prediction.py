@@ -8,10 +8,12 @@ from pathlib import Path
 from weft.checkpoints.resolve import check_model
 from weft.data import BadImage
 from weft.data.preprocessing import Pixels
-from weft.inference.arguments import InferenceOptions, check_top_k, image_files, value_note
+from weft.inference.arguments import InferenceOptions, image_files, value_note
 from weft.inference.prediction_files import FilePrediction, check_prediction_output, write_predictions
 from weft.inference.predictor import Predictor
 from weft.progress import Work, obeys_quiet, say
+from weft.recipes.schema import Positive
+from weft.recipes.yaml_reader import check_argument
 from weft.report.notebook import ImageList
 from weft.text import printable
 
@@ -47,8 +49,8 @@ def predict(
         out: a file that ends in .csv, with a row per class of each image; or a directory, into which the images are
             copied, with one folder per class, `unknown` for images that resemble no training image, `rejected` for
             those below the threshold, and predictions.csv. The images themselves are only read. None to write no
-            files.
-        force: replace an existing file, or directory of copies.
+            files; none are written either if no image can be read.
+        force: replace an existing file, or directory that holds nothing but the copies of its predictions.csv.
         quiet: print no progress and no notes.
 
     Returns:
@@ -59,7 +61,7 @@ def predict(
         UsageError: a setting that is not supported, no threshold for `reject_at_error`, or `out` is taken.
         CheckpointError: the model is missing or cannot be read, or its outputs are not finite.
     """
-    check_top_k(top_k)
+    check_argument("top_k", top_k, Positive)
     options = InferenceOptions.of(locals())
     check_model(run)
     paths = image_files(images)[: options.limit]
@@ -67,7 +69,10 @@ def predict(
         check_prediction_output(Path(out), images, paths, force=force)
     if not any(Path(path).exists() for path in paths):  # nothing to load the model for, which can take seconds
         missing = (BadImage(path, "missing") for path in paths)
-        return ImageList(FilePrediction(printable(bad.name), [], str(bad), bad.reason) for bad in missing)
+        predictions = ImageList(FilePrediction(printable(bad.name), [], str(bad), bad.reason) for bad in missing)
+        if out is not None:
+            write_predictions(Path(out), paths, predictions, force=force)
+        return predictions
     predictor = Predictor.load(
         run,
         img_size=options.img_size,

@@ -16,6 +16,7 @@ from weft.files import check_output, check_writable, new_directory, write_table
 from weft.inference.arguments import check_outside_images
 from weft.inference.image_card import image_card
 from weft.machine.system import unused_name
+from weft.progress import say
 from weft.report import markup
 from weft.report.notebook import described
 from weft.text import printable
@@ -127,16 +128,19 @@ def write_predictions(out: Path, paths: Sequence[str], predictions: Sequence[Fil
     Args:
         out: a file that ends in .csv, or a directory.
         paths: of the images.
-        predictions: one per path; images that could not be read are left out.
+        predictions: one per path; images that could not be read are left out. Without any other, nothing is written.
         force: replace an existing file or directory.
 
     Raises:
         UsageError, StorageError: as in `check_prediction_output`.
     """
+    good = [(path, row) for path, row in zip(paths, predictions, strict=True) if row.error is None]
+    if not good:
+        say(f"weft: {printable(str(out))} is not written, because no image could be read.")
+        return
     if is_table(out):
         write_table(out, *table_of(predictions))
         return
-    good = [(path, row) for path, row in zip(paths, predictions, strict=True) if row.error is None]
     header, _ = table_of([row for _, row in good])
     used: set[str] = set()
     unknown, rejected = unused_name(UNKNOWN, used), unused_name(REJECTED, used)
@@ -154,9 +158,9 @@ def write_predictions(out: Path, paths: Sequence[str], predictions: Sequence[Fil
 
 
 def _owned(out: Path) -> list[str]:
-    """Return the entries of a directory that an earlier call wrote, by its table."""
+    """Return the files of a directory that an earlier call wrote, by its table."""
     try:
-        with (out / INDEX).open(encoding="utf-8", newline="") as file:
-            return [INDEX, *{row["copy"].partition("/")[0] for row in csv.DictReader(file)}]
+        with (out / INDEX).open(encoding="utf-8", errors="surrogateescape", newline="") as file:
+            return [INDEX, *filter(None, (row["copy"] for row in csv.DictReader(file)))]
     except (OSError, ValueError, KeyError, AttributeError, csv.Error):
         return []

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from weft.errors import UsageError
 
+NUMBERS = {int: r"[+-]?[0-9]+", float: r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"}  # as text
 STRICT = {"extra": "forbid", "allow_inf_nan": False}  # `__pydantic_config__` of a schema: no other keys
 
 
@@ -30,12 +31,25 @@ class Within:
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
         upper = {"lt" if self.below else "le": self.high} if math.isfinite(self.high) else {}
-        return handler(source) | {"gt" if self.above else "ge": self.low} | upper
+        number = handler(source) | {"gt" if self.above else "ge": self.low} | upper
+        check = {"type": "no-info", "function": lambda value: checked_number(source, value)}
+        return {"type": "function-before", "function": check, "schema": number}
 
     def __str__(self) -> str:
         parts = [f"{'above' if self.above else 'at least'} {self.low:.10g}"]
         parts += [f"{'below' if self.below else 'at most'} {self.high:.10g}"] if math.isfinite(self.high) else []
         return f"{' and '.join(parts)} {self.unit}".rstrip()
+
+
+def checked_number(kind: type, value: Any) -> Any:
+    """Return a value that is to become a number; Python and pydantic would accept `1_0`, `2.0` as 2, and true as 1.
+
+    Raises:
+        ValueError: a text that is no decimal number of this kind, or a truth value.
+    """
+    if isinstance(value, bool) or (isinstance(value, str) and not re.fullmatch(NUMBERS[kind], value)):
+        raise ValueError
+    return value
 
 
 @dataclass(frozen=True)
@@ -80,8 +94,8 @@ def seconds_of(text: str | float, option: str, *, may_be_zero: bool = False, nee
         UsageError: not a duration.
     """
     text = str(text).replace(" ", "")
-    parts = re.findall(r"(\d+(?:\.\d+)?)(ms|[dhms])", text)
-    if re.fullmatch(r"-?\d+(\.\d+)?", text) and not needs_unit:
+    parts = re.findall(r"([0-9]+(?:\.[0-9]+)?)(ms|[dhms])", text)
+    if re.fullmatch(r"-?[0-9]+(\.[0-9]+)?", text) and not needs_unit:
         seconds = float(text)
     elif parts and "".join(number + unit for number, unit in parts) == text:
         seconds = sum(float(number) * TIMES[unit] for number, unit in parts)
@@ -102,7 +116,9 @@ def bytes_of(text: str | float, option: str) -> float:
     Raises:
         UsageError: not a size.
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKMG]?)B", text.replace(" ", "") if isinstance(text, str) else f"{text}B")
+    match = re.fullmatch(
+        r"([0-9]+(?:\.[0-9]+)?)([kKMG]?)B", text.replace(" ", "") if isinstance(text, str) else f"{text}B"
+    )
     if match is None or float(match[1]) <= 0:
         raise UsageError(f"{option} must be a size such as 20MB; got '{text}'.")
     return float(match[1]) * SIZES[match[2] or ""]

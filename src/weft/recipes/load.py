@@ -124,7 +124,7 @@ def _put(settings: dict[str, Any], key: str, value: Any) -> None:
     section, _, name = key.partition(".")
     if section == "environment":  # a record, not a setting
         return
-    if key == "img_size" and isinstance(value, str) and re.fullmatch(r"\d+x\d+", value):
+    if key == "img_size" and isinstance(value, str) and re.fullmatch(r"[0-9]+x[0-9]+", value):
         value = value.split("x")
     if not name or section not in GROUPS:
         settings[key] = value

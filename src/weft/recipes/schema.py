@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
+from weft.machine.processor import MAX_THREADS
 from weft.recipes.fields import STRICT, Matching, Within, option
 
 Positive = Annotated[int, Within(1)]
@@ -16,6 +17,7 @@ Side = Annotated[int, Within(8, 4096)]
 ImageSize = Side | tuple[Side, Side]
 BatchSize = Annotated[int, Within(1, 65_536)]
 Workers = Annotated[int, Within(0, 1024)]
+Threads = Annotated[int, Within(1, MAX_THREADS)]
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Precision = Literal["auto", "fp32", "bf16"]
 Share = Annotated[float, Within(0, 1)]

@@ -184,6 +184,7 @@ class Document:
         if hint is None:
             same_name = [other for other in keys if other.rpartition(".")[2] == name]
             raise self.error(key, unknown("setting", cut(key), same_name or keys or names, all_keys))
+        hint = hint if self.origin else required(hint)  # an option is left out, not null
         raise self.error(key, f"{key or self.what} must {rule_of(hint)}; got {shown(entries[key].value)}.")
 
 
@@ -194,12 +195,19 @@ def check_fields(values: Any) -> None:
         UsageError: a value has the wrong type or range; the first in the order of the fields.
     """
     for name, hint in typing.get_type_hints(type(values), include_extras=True).items():
-        value = getattr(values, name)
-        try:
-            adapter(hint).validate_python(value, strict=typing.get_origin(hint) is not tuple)  # a list will do
-        except ValidationError:
-            required = typing.get_args(hint)[0] if type(None) in typing.get_args(hint) else hint
-            raise UsageError(f"{name} must {rule_of(required)}; got {shown(value)}.") from None
+        check_argument(name, getattr(values, name), hint)
+
+
+def check_argument(name: str, value: Any, hint: Any) -> None:
+    """Check an argument that Python code passed, by its type.
+
+    Raises:
+        UsageError: it has the wrong type or range.
+    """
+    try:
+        adapter(hint).validate_python(value, strict=typing.get_origin(hint) is not tuple)  # a list will do
+    except ValidationError:
+        raise UsageError(f"{name} must {rule_of(required(hint))}; got {shown(value)}.") from None
 
 
 def image_size(value: Any, name: str = "img_size") -> int | tuple[int, int]:
@@ -241,6 +249,12 @@ def _place(schema: Any, location: tuple[int | str, ...]) -> tuple[str, Any, list
             break
         path += f"{part + 1 if isinstance(part, int) else part}."
     return path[:-1], hint, names
+
+
+def required(hint: Any) -> Any:
+    """Return a type without None."""
+    kinds = [kind for kind in typing.get_args(hint) if kind is not type(None)]
+    return typing.Union[*kinds] if type(None) in typing.get_args(hint) else hint
 
 
 def rule_of(hint: Any) -> str:

@@ -11,9 +11,9 @@ from typing import Annotated, Literal
 from weft.data.formats import MAX_PIXELS
 from weft.deploy.formats import RUNTIMES as RUNTIMES
 from weft.errors import UsageError
-from weft.machine.processor import MAX_THREADS, available_cores
+from weft.machine.processor import available_cores
 from weft.recipes.fields import Within
-from weft.recipes.schema import ImageSize
+from weft.recipes.schema import ImageSize, Threads
 
 TOKEN = "WEFT_TOKEN"  # environment variable with the token
 MAX_BATCH = 32  # images per forward pass, where no number is set
@@ -61,7 +61,7 @@ class Settings:
     """Reject predictions below the confidence at which this share of the held-out images was classified wrongly. None:
     reject none."""
 
-    threads: Annotated[int, Within(1, MAX_THREADS)] | None = None
+    threads: Threads | None = None
     """Compute threads per process. None: all cores, divided among the processes."""
 
     workers: Annotated[int, Within(1, 1024)] = 1

@@ -25,6 +25,8 @@ from weft.grid import Grid
 from weft.models.families import check_name
 from weft.progress import loading, obeys_quiet, say
 from weft.recipes import Recipe, load_recipe
+from weft.recipes.schema import Positive
+from weft.recipes.yaml_reader import check_argument
 from weft.study.advice import advise, pareto
 from weft.study.directory import check_request, opened
 from weft.study.engine import Engine
@@ -154,8 +156,7 @@ def _check_length(
     given: Recipe, budget: float | None, seeds: int, recipe: str | None, settings: Mapping[str, Any]
 ) -> None:
     """Check that the number of runs and their length have one source."""
-    if seeds < 1:
-        raise UsageError(f"seeds must be at least 1; got {seeds}.")
+    check_argument("seeds", seeds, Positive)
     if budget is not None and "epochs" in settings:
         raise UsageError("A budget decides the number of epochs; pass --budget or --epochs, not both.")
     if budget is not None and ("steps" in settings or given.epochs == 0):

@@ -17,6 +17,8 @@ from weft.errors import UsageError, need
 from weft.machine.memory import release_memory
 from weft.machine.processor import available_cores
 from weft.recipes import Recipe
+from weft.recipes.schema import Positive, Threads
+from weft.recipes.yaml_reader import check_argument
 from weft.study import ray_engine
 from weft.study.jobs import Job, Result, failure_of, read_result, start_process
 from weft.study.watch import watching
@@ -38,7 +40,7 @@ class Engine:
         threads: CPU threads of each job; None to share the CPU cores among concurrent jobs.
 
     Raises:
-        UsageError: an engine that is unknown or not installed.
+        UsageError: an engine that is unknown or not installed, or a number out of its range.
     """
 
     name: str = "local"
@@ -48,8 +50,8 @@ class Engine:
     def __post_init__(self) -> None:
         if self.name not in ENGINES:
             raise UsageError(f"engine must be one of {', '.join(ENGINES)}; got '{self.name}'.")
-        if self.at_once < 1:
-            raise UsageError(f"jobs must be at least 1; got {self.at_once}.")
+        check_argument("jobs", self.at_once, Positive)
+        check_argument("threads", self.threads, Threads | None)
         if self.name == "ray":
             need("ray", "ray")
 

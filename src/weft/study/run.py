@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from weft.data import SplitPlan, open_data
 from weft.data.folder import check_outside
@@ -15,6 +15,8 @@ from weft.files import write_file
 from weft.machine.processor import bf16_note
 from weft.progress import Work, loading, obeys_quiet, say
 from weft.recipes import load_recipe
+from weft.recipes.fields import Within
+from weft.recipes.yaml_reader import check_argument
 from weft.study.directory import check_request, opened
 from weft.study.engine import Engine
 from weft.study.plan import ResolvedVariant, Study, load_study, read_study, slug
@@ -67,9 +69,8 @@ def run_study(
         DataError: a dataset cannot be used.
     """
     where = Engine(engine, jobs, threads)
-    places = [] if data is None else data.values() if isinstance(data, Mapping) else [data]
     load_recipe(None, (settings or {}).items())  # checks the settings
-    check_request(map(str, places), out, force=force)
+    check_request(_given(data), out, force=force)
     read_study(study)
     with loading():
         from weft.machine.runtime import Runtime
@@ -122,8 +123,9 @@ def planned_runs(
     """Return the runs that `run_study` would do, by variant; `set` has its settings as text.
 
     Raises:
-        UsageError: as `run_study`.
+        UsageError, DataError: as `run_study`.
     """
+    check_request(_given(data), None, force=False)
     plan, variants, chosen, _ = _prepared(study, scale, seeds, only, settings or {}, data)
     count = plan.scales[scale].seeds
     return [
@@ -153,8 +155,7 @@ def _prepared(
         raise UsageError(f"scale must be one of {', '.join(study.scales)} for {study.name}; got '{scale}'.")
     size = study.scales[scale]
     size = dataclasses.replace(size, set={**size.set, **settings}, seeds=size.seeds if seeds is None else seeds)
-    if not 1 <= size.seeds <= MAX_SEEDS:
-        raise UsageError(f"seeds must be from 1 to {MAX_SEEDS}; got {size.seeds}.")
+    check_argument("seeds", size.seeds, Annotated[int, Within(1, MAX_SEEDS)])
     study = dataclasses.replace(study, scales={**study.scales, scale: size})
     places = _places(study.name, dict.fromkeys(variant.data for variant in study.at_scale(scale)), data)
     variants = {variant.name: variant for variant in study.at_scale(scale, places)}
@@ -171,6 +172,11 @@ def _prepared(
         if variant.name in chosen:
             variant.check()
     return study, list(variants.values()), [name for name in variants if name in chosen], places
+
+
+def _given(data: Data) -> list[str]:
+    """Return the places of the datasets that a caller names."""
+    return [] if data is None else [str(place) for place in (data.values() if isinstance(data, Mapping) else [data])]
 
 
 def _places(study: str, names: Collection[str], data: Data) -> dict[str, str]:

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from scipy.special import softmax
@@ -28,7 +28,9 @@ from weft.inference.predictor import Predictor
 from weft.inference.probabilities import ranked
 from weft.machine.processor import bf16_note
 from weft.progress import Work, loading, obeys_quiet, quietly, say
-from weft.recipes.schema import Precision
+from weft.recipes.fields import Within
+from weft.recipes.schema import Positive, Precision
+from weft.recipes.yaml_reader import check_argument
 from weft.report.intervals import accuracy_text
 from weft.report.pages import Lead, Section, Table, write_page
 from weft.text import printable
@@ -137,10 +139,8 @@ def label(
         DataError: no image can be read.
         CheckpointError: the model is missing, cannot be read, or has no class names.
     """
-    if num < 1:
-        raise UsageError(f"num must be at least 1; got {num}.")
-    if not 0 < min_probability <= 1:
-        raise UsageError(f"min_probability must be above 0 and at most 1; got {min_probability:g}.")
+    check_argument("num", num, Positive)
+    check_argument("min_probability", min_probability, Annotated[float, Within(0, 1, above=True)])
     options = InferenceOptions.of(locals())
     if out is not None:
         check_outside_images(out, images)

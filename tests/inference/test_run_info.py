@@ -30,7 +30,9 @@ def test_a_run_has_data_recipe_accuracy_files_and_exports(tmp_path: Path) -> Non
     assert result.accuracy == "top-1 33.33 % of 9 held-out images (95 % CI 12.1 to 64.6 %), epoch 2 (the best)"
     assert dict(result.files)["metrics.csv"] == (run / "metrics.csv").stat().st_size
     (export,) = result.exports
-    assert (export.format, export.precision, export.top1) == ("onnx", "fp32", 55.5)
+    assert (export.path, export.format, export.precision, export.top1) == ("exports/onnx-fp32", "onnx", "fp32", 55.5)
+    assert str(tmp_path) not in str(export)
+    assert result.network == "levit_nano_32"
     assert export.images_per_second == {1: 100, 16: 200}
     assert "200 images/s at batch 16" in str(result)
     assert json.loads(json.dumps(result.as_dict()))["exports"][0]["format"] == "onnx"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NotRequired
@@ -49,7 +49,7 @@ class ExportInfo:
     """An export of a run.
 
     Attributes:
-        path: its directory.
+        path: its directory, relative to the run; that of an export itself as it was given.
         format, precision: of the export.
         bytes: size of its files.
         top1: accuracy in percent on the held-out images of its verification; None if it had none.
@@ -154,7 +154,7 @@ def info(run: str | Path) -> RunInfo:
     return RunInfo(
         name=str(run),
         kind=kind,
-        network=config["architecture"],
+        network=config["architecture"].removeprefix("weft_"),
         input=config["pretrained_cfg"].get("input_size"),
         classes=config["label_names"] or [],
         num_classes=config["num_classes"],
@@ -163,7 +163,11 @@ def info(run: str | Path) -> RunInfo:
         recipe=None if recipe is None else _summary(recipe),
         accuracy=_accuracy(model, folder, recipe),
         files=_sizes(root),
-        exports=_exports([model] if kind == "export" else sorted({*root.glob("*/"), *root.glob("*/*/")})),
+        exports=_exports(
+            {model: str(run)}
+            if kind == "export"
+            else {path: str(path.relative_to(root)) for path in sorted({*root.glob("*/"), *root.glob("*/*/")})}
+        ),
     )
 
 
@@ -216,18 +220,16 @@ def _accuracy(model: Path, folder: Path, recipe: Recipe | None) -> str | None:
     return f"top-1 {text}, epoch {best.epoch} (the best)"
 
 
-def _exports(folders: Sequence[Path]) -> list[ExportInfo]:
-    """Return the exports among some directories, with what is recorded about them."""
+def _exports(folders: Mapping[Path, str]) -> list[ExportInfo]:
+    """Return the exports among some directories, which are shown by name, with what is recorded about them."""
     exports = []
-    for folder in folders:
+    for folder, name in folders.items():
         if not (folder / CONFIG).is_file() or "artefact" not in (config := read_config(folder)):
             continue
         record, top1 = config["artefact"], _recorded(folder / REPORT, Report).get("top1")
         times = _recorded(folder.parent / CHOICE, Times).get("seconds", {}).get(folder.name, {})
         speeds = {size: size / seconds for size, seconds in times.items()}
-        exports.append(
-            ExportInfo(str(folder), record["format"], record["precision"], folder_size(folder), top1, speeds)
-        )
+        exports.append(ExportInfo(name, record["format"], record["precision"], folder_size(folder), top1, speeds))
     return exports
 
 

@@ -291,7 +291,7 @@ def test_threads(verb, models, photos, tmp_path, capsys):
         assert torch.get_num_threads() == 3
         assert open_model(out).hints["INFERENCE_NUM_THREADS"] == 3
         assert main([*words, "--threads", "0"]) == 2
-        assert "--threads must be a whole number at least 1; got 0." in capsys.readouterr().err
+        assert "--threads must be a whole number at least 1 and at most 1024; got 0." in capsys.readouterr().err
     finally:
         torch.set_num_threads(before)
 

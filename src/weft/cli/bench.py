@@ -54,7 +54,7 @@ def bench(
         models,
         backends=backends or ["eager", "folded"],
         precisions=precision or ["fp32"],
-        batch_sizes=[int(text) if text.isdecimal() else text for text in batch_size or ["1", "16"]],
+        batch_sizes=[int(text) if text.isascii() and text.isdecimal() else text for text in batch_size or ["1", "16"]],
         rounds=rounds,
         threads=threads,
         device=device,

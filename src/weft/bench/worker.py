@@ -37,9 +37,7 @@ from weft.models.contract import resized
 CALIBRATION = 32  # random images to calibrate int8: enough to measure its speed, not its accuracy
 
 
-def build(
-    model: str, way: str, precision: str, device: str, img_size: int | tuple[int, int] | None = None
-) -> Subject:
+def build(model: str, way: str, precision: str, device: str, img_size: int | tuple[int, int] | None = None) -> Subject:
     """Build a model in its runtime.
 
     Args:

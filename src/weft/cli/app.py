@@ -205,7 +205,7 @@ def parse(words: Sequence[str]) -> tuple[Any, inspect.BoundArguments]:
 
 
 def _check_options(words: Sequence[str], name: str, app: App) -> None:
-    """Refuse spellings that cyclopts accepts: `--top_k`, and a flag with a value."""
+    """Refuse what cyclopts accepts: underscores in the name of an option, and a flag with a value."""
     for word in itertools.takewhile(lambda word: word != "--", words):
         option, equals, value = word.partition("=")
         if not option.startswith("-") or not (equals or "_" in option) or find(name, app).default_command is None:

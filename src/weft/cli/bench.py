@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
@@ -56,7 +55,7 @@ def bench(
         models,
         backends=backends or ["eager", "folded"],
         precisions=precision or ["fp32"],
-        batch_sizes=[int(text) if re.fullmatch("[0-9]+", text) else text for text in batch_size or ["1", "16"]],
+        batch_sizes=[int(text) if text.isascii() and text.isdecimal() else text for text in batch_size or ["1", "16"]],
         rounds=rounds,
         img_size=img_size,
         threads=threads,

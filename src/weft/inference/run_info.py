@@ -10,8 +10,9 @@ from typing import Any, NotRequired
 from pydantic import with_config
 from typing_extensions import TypedDict
 
-from weft.checkpoints.config import CONFIG, read_config
+from weft.checkpoints.config import CHOICE, CONFIG, read_config
 from weft.checkpoints.resolve import find_model
+from weft.deploy.choosing import exports_in
 from weft.errors import CheckpointError
 from weft.files import folder_size
 from weft.inference.arguments import run_folder
@@ -26,7 +27,6 @@ from weft.runs.directory import best_of, read_metrics
 from weft.text import count, first_few, printable
 
 RECIPE, METRICS, REPORT = "recipe.yaml", "metrics.csv", "report.json"
-CHOICE = "chosen.json"  # of the exports of format auto, with their times
 
 
 @with_config(extra="ignore")
@@ -145,7 +145,8 @@ def info(run: str | Path) -> RunInfo:
     model = find_model(run)
     if isinstance(model, str):
         return _of_public_model(model)
-    folder, config = run_folder(model), read_config(model)
+    several = exports_in(model) if (model / CHOICE).is_file() else ()
+    folder, config = run_folder(model), read_config(several[0].path if several else model)
     recipe = load_recipe(folder / RECIPE) if (folder / RECIPE).is_file() else None
     kind = "export" if "artefact" in config else "model directory" if recipe is None else "run"
     variant = VARIANTS.get(recipe.model or "") if recipe is not None and recipe.pretrained else None
@@ -165,7 +166,7 @@ def info(run: str | Path) -> RunInfo:
         files=_sizes(root),
         exports=_exports(
             {model: str(run)}
-            if kind == "export"
+            if kind == "export" and not several
             else {path: str(path.relative_to(root)) for path in sorted({*root.glob("*/"), *root.glob("*/*/")})}
         ),
     )

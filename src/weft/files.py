@@ -173,7 +173,7 @@ def check_output(path: Path, owned: Sequence[str] = (), *, force: bool) -> None:
     refuse_nameless(path)
     if path.suffix.lower() in SUFFIXES and not path.is_dir():
         raise UsageError(
-            f"--out must name a directory; '{path}' is the name of a file. For example: --out {path.stem}."
+            f"The output must be a directory; '{path}' is the name of a file. Choose, for example, {path.stem}."
         )
     with writing(path):
         _settle_leftovers(Path(os.path.realpath(path)))

@@ -36,8 +36,12 @@ def test_a_run_has_data_recipe_accuracy_files_and_exports(tmp_path: Path) -> Non
     assert export.images_per_second == {1: 100, 16: 200}
     assert "200 images/s at batch 16" in str(result)
     assert json.loads(json.dumps(result.as_dict()))["exports"][0]["format"] == "onnx"
+    both = weft.info(run / "exports")
+    assert (both.kind, both.network, both.exports[0].path) == ("export", "levit_nano_32", "onnx-fp32")
     (run / "exports" / "chosen.json").write_text('{"seconds": 3}')  # not weft's
     assert weft.info(run).exports[0].images_per_second == {}
+    (run / "exports" / "onnx-fp32" / "config.json").write_text("{")
+    assert weft.info(run).exports == []
 
 
 def test_model_directories_exports_and_public_models() -> None:

@@ -201,7 +201,7 @@ def test_bad_input(run: RunResult, unlabelled: Path, tmp_path: Path, capsys) -> 
         label(run.out, tmp_path / "empty", quiet=True)
     with pytest.raises(UsageError, match=r"num must be a whole number at least 1; got 0"):
         label(run.out, unlabelled, num=0, quiet=True)
-    with pytest.raises(UsageError, match=r"--out must name a directory; .*label.csv' is the name of a file"):
+    with pytest.raises(UsageError, match=r"The output must be a directory; .*label.csv' is the name of a file"):
         label(run.out, unlabelled, out=tmp_path / "label.csv", quiet=True)
     with pytest.raises(UsageError, match=r"min_probability must be a number above 0 and at most 1; got 1\.5"):
         label(run.out, unlabelled, min_probability=1.5, quiet=True)

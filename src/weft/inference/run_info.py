@@ -10,7 +10,7 @@ from typing import Any, NotRequired
 from pydantic import with_config
 from typing_extensions import TypedDict
 
-from weft.checkpoints.config import CHOICE, CONFIG, read_config
+from weft.checkpoints.config import CHOICE, read_config
 from weft.checkpoints.resolve import find_model
 from weft.deploy.choosing import exports_in
 from weft.errors import CheckpointError
@@ -225,7 +225,11 @@ def _exports(folders: Mapping[Path, str]) -> list[ExportInfo]:
     """Return the exports among some directories, which are shown by name, with what is recorded about them."""
     exports = []
     for folder, name in folders.items():
-        if not (folder / CONFIG).is_file() or "artefact" not in (config := read_config(folder)):
+        try:
+            config = read_config(folder)
+        except (CheckpointError, OSError):  # not a model, or damaged: it does not run, and is not listed
+            continue
+        if "artefact" not in config:
             continue
         record, top1 = config["artefact"], _recorded(folder / REPORT, Report).get("top1")
         times = _recorded(folder.parent / CHOICE, Times).get("seconds", {}).get(folder.name, {})

@@ -104,7 +104,7 @@ SCRIPTS = (
     Script("speed/released.py", ("{released} --batch-size 1 --rounds 1",), 600),
     Script("speed/saturation.py", ("{photos} --models levit_128s --images 2 --out {work}",), 900),
     Script("speed/shares.py", ("--models ceit_tiny_patch16_224 --batch-size 1 --out {work}",), 600),
-    Script("speed/trees.py", ("src {photos} --rounds 1",), 600),
+    Script("speed/trees.py", ("src {photos} --since now --rounds 1",), 600),
     Script("studies/costs.py", ("ceit-lca {cifar10}/train --only without",), 600),
     Script("studies/tables.py", ("",)),
     Script("torture/torture.py", ("--kills 1 --points 1",), 1800),

@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+
 import pytest
 import torch
 
+from tests.artefacts import share_graphs
 from tests.helpers import BLANK, blank_figures
+from weft.machine.system import hide_wandb
 
+hide_wandb()  # timm would import it in every test process
 torch.set_num_threads(1)  # results depend on it, and the tests already run beside each other
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _graphs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Networks that are equal are exported once for all test processes."""
+    folder = tmp_path_factory.getbasetemp()
+    folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "graphs"
+    folder.mkdir(exist_ok=True)
+    undo = share_graphs(folder)
+    yield
+    undo()
 
 
 @pytest.fixture(autouse=True)

@@ -37,6 +37,12 @@ def free_port() -> int:
     raise AssertionError("no free port")
 
 
+def show_wandb() -> None:
+    """Let wandb be imported, which is hidden from timm in all tests."""
+    if sys.modules.get("wandb", sys) is None:
+        del sys.modules["wandb"]
+
+
 def without_home(monkeypatch: pytest.MonkeyPatch) -> None:
     """A user without a passwd entry, as in a container that runs under any number."""
     for name in ("WEFT_CACHE", "XDG_CACHE_HOME"):

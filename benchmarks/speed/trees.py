@@ -1,4 +1,4 @@
-"""Compare two source trees of weft: python benchmarks/speed/trees.py OLD_SRC IMAGES [--rounds N] [--out FILE]
+"""Compare two source trees of weft: python benchmarks/speed/trees.py OLD_SRC IMAGES --since "part 2" [--out FILE]
 
 OLD_SRC is the `src` of an older checkout, IMAGES an image folder. Fresh processes, in turns of both trees, each with
 the same interpreter and threads, do what every use starts with: build a model, classify an image on the command line by
@@ -6,13 +6,12 @@ a model directory and by an ONNX export, open a folder (every image decoded). Th
 training steps alone, and of the loop with its data, log and progress, without the first two steps. And they serve: the
 time of the clock of 600 requests by 8 clients, with an image of 32 pixels, where HTTP counts most, and with one of
 IMAGES. All others are seconds of the processor, which other work on the machine disturbs less than the clock; the ratio
-is that of the medians.
+is that of the medians. Rows of the file under another `--since`, or of other cases, are kept.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import os
 import resource
 import statistics
@@ -25,8 +24,12 @@ from pathlib import Path
 import torch
 from PIL import Image
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks.common.records import replace_rows
+
 NEW_SRC = Path(__file__).parents[2] / "src"
-COLUMNS = ("what", "instructions", "rounds", "old_s", "new_s", "new_over_old")
+COLUMNS = ("since", "what", "instructions", "rounds", "old_s", "new_s", "new_over_old")
 BUILD = "import weft; weft.create_model('levit_256')"
 OPEN = "import sys; from weft.data import open_data; open_data(sys.argv[1])"
 TRAIN = """
@@ -104,6 +107,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("old_src", type=Path)
     parser.add_argument("images", type=Path)
+    parser.add_argument("--since", required=True, help="name of the older tree, for the table")
     parser.add_argument("--rounds", type=int, default=9, help="of the short cases; opening runs a third of them")
     parser.add_argument("--only", default="", help="only cases whose name contains this")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("trees.csv"))
@@ -137,10 +141,10 @@ def main() -> None:
             for place, what in enumerate(names):
                 old, new = (statistics.median(taken[place] for taken in own) for own in times.values())
                 instructions = torch.backends.cpu.get_cpu_capability()
-                rows.append((what, instructions, rounds, f"{old:.2f}", f"{new:.2f}", f"{new / old:.3f}"))
-                print(*rows[-1], flush=True)
-    with args.out.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file, lineterminator="\n").writerows([COLUMNS, *rows])
+                row = (args.since, what, instructions, rounds, f"{old:.2f}", f"{new:.2f}", f"{new / old:.3f}")
+                rows.append(dict(zip(COLUMNS, row, strict=True)))
+                print(*row, flush=True)
+    replace_rows(args.out, rows, ("since", "what"))
 
 
 if __name__ == "__main__":

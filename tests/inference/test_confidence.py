@@ -276,7 +276,7 @@ def test_the_service_rejects(run: Path, photos: Path) -> None:
     fields = _image_json(predictor, "x", image, 3, 0.99)
     assert fields["rejected"] == (fields["top"][0]["probability"] < predictor.reject_at(0.99).threshold)
     assert "rejected" not in _image_json(predictor, "x", image, 3, None)
-    with pytest.raises(UsageError, match=r"reject_at_error must be a number at least 0 and at most 1; got 1\.5"):
+    with pytest.raises(UsageError, match=r"reject_at_error must be a number at least 0 and below 1; got 1\.5"):
         Settings(run=str(run), reject_at_error=1.5)
     with pytest.raises(UsageError, match=r"reject_at_error must be a share of errors from 0 to below 1; got 1\."):
         load_predictor(Settings(run=str(run), reject_at_error=1.0))

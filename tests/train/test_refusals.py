@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.helpers import show_wandb
 from tests.train import tiny
 from weft.checkpoints import save_model_dir
 from weft.checkpoints.hub import create_model
@@ -188,6 +189,7 @@ def test_what_is_refused_takes_no_step_and_leaves_nothing(
     if name == "no GPU" and torch.cuda.is_available():
         pytest.skip("there is one")
     if "wandb" in message:
+        show_wandb()
         pytest.importorskip("wandb")
     place = Place(tmp_path, pictures)
     settings = {**BASE, **LEVIT, **prepare(place)}

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers import show_wandb
 from tests.train import tiny
 from tests.train.conftest import SHORT
 from weft.errors import UsageError
@@ -56,6 +57,7 @@ def log_records(data: bytes) -> Iterator[bytes]:
 
 def test_wandb_offline(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The real library without its service: the run's settings and every step are in the file that it would upload."""
+    show_wandb()
     pb = pytest.importorskip("wandb.proto.wandb_internal_pb2")
     importlib.import_module("wandb").teardown()  # an earlier test may have made it read the environment
     monkeypatch.setenv("WANDB_MODE", "offline")

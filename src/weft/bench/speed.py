@@ -26,7 +26,7 @@ from weft.machine.memory import available_gib
 from weft.machine.processor import bf16_note, has_bf16, num_threads
 from weft.models.families import check_name
 from weft.progress import loading, obeys_quiet, say
-from weft.recipes.yaml_reader import image_size
+from weft.recipes.checks import image_size
 
 WAYS = {  # way of running a model -> its precisions; the last two run on the CPU
     "eager": ("fp32", "bf16"),

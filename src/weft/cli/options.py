@@ -91,7 +91,7 @@ def _number(kind: type, text: str) -> Any:
 
 
 def _size(kind: Any, tokens: Sequence[Token]) -> Any:
-    from weft.recipes.yaml_reader import image_size  # imports pydantic
+    from weft.recipes.checks import image_size  # imports pydantic
 
     return image_size(tokens[0].value, str(tokens[0].keyword))
 

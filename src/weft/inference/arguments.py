@@ -18,9 +18,9 @@ from weft.data.folder import check_outside, images_below
 from weft.data.formats import MAX_PIXELS
 from weft.errors import DataError, UsageError, need
 from weft.files import check_writable
-from weft.recipes import Recipe, load_recipe
+from weft.recipes import Recipe
+from weft.recipes.checks import adapter, required, rule_of, shown
 from weft.recipes.schema import BatchSize, Device, ImageSize, Positive, Precision, Workers
-from weft.recipes.yaml_reader import adapter, required, rule_of, shown
 from weft.text import printable
 
 NUM_SAMPLED = 32  # image files whose headers `value_note` reads
@@ -72,8 +72,12 @@ def run_folder(run: Path) -> Path:
 
 def recipe_of(run: Path) -> Recipe | None:
     """Return the recipe that a model was trained with, if its run directory still exists."""
-    folder = run_folder(run)
-    return load_recipe(folder / "recipe.yaml") if (folder / "recipe.yaml").is_file() else None
+    file = run_folder(run) / "recipe.yaml"
+    if not file.is_file():
+        return None
+    from weft.recipes import load_recipe  # imports YAML
+
+    return load_recipe(file)
 
 
 def image_files(images: str | Path | Sequence[str | Path]) -> list[str]:

@@ -27,8 +27,8 @@ from weft.inference.arguments import (
 from weft.inference.prediction import prepared_batches
 from weft.inference.predictor import NonFiniteError, Predictor
 from weft.progress import Work, loading, obeys_quiet, say
+from weft.recipes.checks import check_argument
 from weft.recipes.schema import Positive
-from weft.recipes.yaml_reader import check_argument
 from weft.report.notebook import described
 from weft.text import printable
 

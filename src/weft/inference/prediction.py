@@ -12,8 +12,8 @@ from weft.inference.arguments import InferenceOptions, image_files, value_note
 from weft.inference.prediction_files import FilePrediction, check_prediction_output, write_predictions
 from weft.inference.predictor import Predictor
 from weft.progress import Work, obeys_quiet, say
+from weft.recipes.checks import check_argument
 from weft.recipes.schema import Positive
-from weft.recipes.yaml_reader import check_argument
 from weft.report.notebook import ImageList
 from weft.text import printable
 

@@ -18,10 +18,11 @@ from typing import Any
 import yaml
 
 from weft.errors import UsageError
+from weft.recipes.checks import adapter
 from weft.recipes.describe import KEYS, OPEN, options
 from weft.recipes.rules import EXCLUSIVE
 from weft.recipes.schema import Recipe
-from weft.recipes.yaml_reader import EXPONENT, Document, adapter, compose, names_in, text_of, untyped
+from weft.recipes.yaml_reader import EXPONENT, Document, compose, names_in, text_of, untyped
 
 GROUPS = {*OPEN, *(key.partition(".")[0] for key in KEYS if "." in key)}  # settings that are `key: value` lines
 

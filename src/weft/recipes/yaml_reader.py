@@ -6,7 +6,6 @@ are refused, so no small file can grow), and set only what the schema has.
 
 from __future__ import annotations
 
-import functools
 import math
 import re
 import typing
@@ -14,14 +13,14 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, is_dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 
 import yaml
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from weft.errors import UsageError, unknown
 from weft.reading import read_bytes
-from weft.recipes.fields import in_words
+from weft.recipes.checks import adapter, cut, required, rule_of, shown
 
 T = TypeVar("T")
 MAX_BYTES = 1_000_000
@@ -188,49 +187,6 @@ class Document:
         raise self.error(key, f"{key or self.what} must {rule_of(hint)}; got {shown(entries[key].value)}.")
 
 
-def check_fields(values: Any) -> None:
-    """Check the fields of a dataclass that Python code filled, by their types.
-
-    Raises:
-        UsageError: a value has the wrong type or range; the first in the order of the fields.
-    """
-    for name, hint in typing.get_type_hints(type(values), include_extras=True).items():
-        check_argument(name, getattr(values, name), hint)
-
-
-def check_argument(name: str, value: Any, hint: Any) -> None:
-    """Check an argument that Python code passed, by its type.
-
-    Raises:
-        UsageError: it has the wrong type or range.
-    """
-    try:
-        adapter(hint).validate_python(value, strict=typing.get_origin(hint) is not tuple)  # a list will do
-    except ValidationError:
-        raise UsageError(f"{name} must {rule_of(required(hint))}; got {shown(value)}.") from None
-
-
-def image_size(value: Any, name: str = "img_size") -> int | tuple[int, int]:
-    """Return an image size from a number, a pair, or a text such as `224` and `160x256`.
-
-    Raises:
-        UsageError: it is none of these, or a side is out of range.
-    """
-    from weft.recipes.schema import ImageSize
-
-    try:
-        parts = value.split("x") if isinstance(value, str) and "x" in value else value
-        return adapter(cast(Any, ImageSize)).validate_python(parts)
-    except ValidationError:
-        raise UsageError(f"{name} must {rule_of(ImageSize)}; got {shown(value)}.") from None
-
-
-@functools.cache
-def adapter(schema: type[T]) -> TypeAdapter[T]:
-    """Return the validator of a dataclass."""
-    return TypeAdapter(schema)
-
-
 def _place(schema: Any, location: tuple[int | str, ...]) -> tuple[str, Any, list[str]]:
     """Return the setting that a location of pydantic is in.
 
@@ -251,20 +207,6 @@ def _place(schema: Any, location: tuple[int | str, ...]) -> tuple[str, Any, list
     return path[:-1], hint, names
 
 
-def required(hint: Any) -> Any:
-    """Return a type without None."""
-    kinds = [kind for kind in typing.get_args(hint) if kind is not type(None)]
-    return typing.Union[*kinds] if type(None) in typing.get_args(hint) else hint
-
-
-def rule_of(hint: Any) -> str:
-    """Return what a value must do to have a type."""
-    kind = typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
-    if is_dataclass(kind) or dict in (kind, typing.get_origin(kind)):
-        return "hold `key: value` lines"
-    return f"be {'one of ' if typing.get_origin(hint) is Literal else ''}{in_words(hint)}"
-
-
 def untyped(value: Any) -> Any:
     """Give texts the types that YAML gives them; for values without a schema, such as model arguments."""
     if isinstance(value, dict):
@@ -282,20 +224,6 @@ def untyped(value: Any) -> Any:
     except (yaml.YAMLError, ValueError):  # YAML gives `=` and `2024-13-99` a meaning, and then fails
         typed = None
     return typed if isinstance(typed, (bool, int, float)) else str(value)  # dates stay text
-
-
-def shown(value: Any) -> str:
-    """Format a value for a message, shortened to 80 characters."""
-    if isinstance(value, list):
-        return cut(f"[{', '.join(map(shown, value))}]")
-    if isinstance(value, dict):
-        return cut(f"{{{', '.join(f'{key!r}: ...' for key in value)}}}")
-    return "null" if value is None else cut(repr(value))
-
-
-def cut(text: str) -> str:
-    """Shorten a text to 80 characters."""
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _line(node: yaml.Node | None) -> int:

@@ -127,7 +127,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Check all values."""
-        from weft.recipes.yaml_reader import check_fields  # imports pydantic
+        from weft.recipes.checks import check_fields  # imports pydantic
 
         if self.token is not None and not re.fullmatch(r"[!-~]+( +[!-~]+)*", self.token):
             raise UsageError(

@@ -25,8 +25,8 @@ from weft.grid import Grid
 from weft.models.families import check_name
 from weft.progress import loading, obeys_quiet, say
 from weft.recipes import Recipe, load_recipe
+from weft.recipes.checks import check_argument
 from weft.recipes.schema import Positive
-from weft.recipes.yaml_reader import check_argument
 from weft.study.advice import advise, pareto
 from weft.study.directory import check_request, opened
 from weft.study.engine import Engine

@@ -17,8 +17,8 @@ from weft.errors import UsageError, need
 from weft.machine.memory import release_memory
 from weft.machine.processor import available_cores
 from weft.recipes import Recipe
+from weft.recipes.checks import check_argument
 from weft.recipes.schema import Positive, Threads
-from weft.recipes.yaml_reader import check_argument
 from weft.study import ray_engine
 from weft.study.jobs import Job, Result, failure_of, read_result, start_process
 from weft.study.watch import watching

@@ -15,8 +15,8 @@ from weft.files import write_file
 from weft.machine.processor import bf16_note
 from weft.progress import Work, loading, obeys_quiet, say
 from weft.recipes import load_recipe
+from weft.recipes.checks import check_argument
 from weft.recipes.fields import Within
-from weft.recipes.yaml_reader import check_argument
 from weft.study.directory import check_request, opened
 from weft.study.engine import Engine
 from weft.study.plan import ResolvedVariant, Study, load_study, read_study, slug

@@ -28,9 +28,9 @@ from weft.inference.predictor import Predictor
 from weft.inference.probabilities import ranked
 from weft.machine.processor import bf16_note
 from weft.progress import Work, loading, obeys_quiet, quietly, say
+from weft.recipes.checks import check_argument
 from weft.recipes.fields import Within
 from weft.recipes.schema import Positive, Precision
-from weft.recipes.yaml_reader import check_argument
 from weft.report.intervals import accuracy_text
 from weft.report.pages import Lead, Section, Table, write_page
 from weft.text import printable

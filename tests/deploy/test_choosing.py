@@ -33,8 +33,8 @@ from weft.deploy.model import ModelInfo, Outputs
 from weft.deploy.runtimes import FILES, OpenVinoModel
 from weft.deploy.verification import ExportReport, Reference, verify
 from weft.errors import CheckpointError, UsageError, VerificationError, WeftError
-from weft.inference import opening as inference_opening
 from weft.inference import export_run
+from weft.inference import opening as inference_opening
 from weft.inference.inputs import SourcePart
 from weft.inference.opening import open_fastest, open_model
 from weft.inference.predictor import Predictor

@@ -1,7 +1,8 @@
 """Recipes: settings of a training run as data.
 
 `schema` has every setting, declared by `fields`, and `describe` its help text and option; `checks` validates values.
-`load` and `yaml_reader` read files with exact errors. The YAML files of the papers and of common tasks state only what differs from the defaults.
+`load` and `yaml_reader` read files with exact errors. The YAML files of the papers and of common tasks state only what
+differs from the defaults.
 """
 
 from __future__ import annotations

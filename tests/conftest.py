@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 
@@ -38,6 +39,12 @@ def _blank_figures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     if request.node.get_closest_marker("figures") is None:
         blank_figures(monkeypatch.setattr)
         monkeypatch.setenv(BLANK, "1")
+
+
+def pytest_collection_finish() -> None:
+    """Leave what the imports have made out of garbage collections, each of which would visit all of it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -287,6 +287,7 @@ def short(value: int) -> bytes:
 
 
 NESTED = b"\x80\x02}" + b")" + b"2\x86" * 200 + b"K\x01s."  # ((((), ()), ((), ())), ...): 2**200 empty tuples to hash
+ZIPPED = [False, pytest.param(True, marks=pytest.mark.slow)]
 EXPENSIVE = {
     "nested tuples as a key": (NESTED, None),
     "deep lists": (b"\x80\x02" + b"]" * 20_000 + b"a" * 19_999 + b".", None),
@@ -310,7 +311,7 @@ EXPENSIVE = {
 }
 
 
-@pytest.mark.parametrize("zipped", [False, True])
+@pytest.mark.parametrize("zipped", ZIPPED)
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind == "endless operations")) for kind in EXPENSIVE]
 )
@@ -334,7 +335,7 @@ SMALL = {
 }
 
 
-@pytest.mark.parametrize("zipped", [False, True])
+@pytest.mark.parametrize("zipped", ZIPPED)
 @pytest.mark.parametrize("kind", SMALL)
 def test_a_small_file_takes_little_memory(tmp_path, kind, zipped):
     """Each takes 1 GB or ends the process in Python's unpickler in C."""

@@ -19,7 +19,7 @@ Shown = pytest.CaptureFixture[str]
     [
         ("evaluate RUN PHOTOS", ("reading", "evaluating")),
         ("predict RUN PHOTOS", ("classifying",)),
-        ("export RUN OUT --format torch --data PHOTOS", ("reading", "converting to torch", "checking")),
+        ("export RUN OUT --format onnx --data PHOTOS", ("reading", "converting to onnx", "checking")),
         pytest.param(
             "export RUN OUT --format onnx --precision int8 --data PHOTOS --max-drop 100",
             ("converting to onnx", "reading images for calibration", "calibrating int8", "checking"),

@@ -41,6 +41,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return paint(root / "data", 40), paint(root / "later", 6, 100)
 
 
+@pytest.mark.slow_except("levit_nano_32")
 @pytest.mark.parametrize("model", NANO)
 def test_colours_are_learned_and_keep_their_names(model: str, images: tuple[Path, Path], tmp_path: Path) -> None:
     settings = {**ARGUMENTS[model], "optim.lr": 2e-3, "batch_size": 16, "augment.hflip": True}

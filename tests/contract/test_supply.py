@@ -9,6 +9,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
@@ -63,6 +64,7 @@ def build(folder: Path) -> Path:
     return wheel
 
 
+@pytest.mark.slow
 def test_the_wheel_is_the_same_when_built_twice(tmp_path):
     wheels = []
     for name in ("first", "second"):

@@ -511,6 +511,7 @@ def test_artefacts_that_cannot_be_used(tmp_path):
         open_model(out)
 
 
+@pytest.mark.slow_except("False")
 @pytest.mark.parametrize("has_vnni", [False, True])
 def test_attention_is_quantised_where_int8_has_instructions(
     has_vnni: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -561,6 +562,7 @@ def test_int8_keeps_classes_whose_features_hardly_differ(format: str, size: floa
     assert abs(np.diff(infer(images)) - expected).max() < 0.5 * expected.std()
 
 
+@pytest.mark.slow_except("levit_nano_32")
 @pytest.mark.parametrize("name", ["ceit_nano_32", "cvt_nano_32", "levit_nano_32"])
 def test_linear_layers_as_convolutions_are_the_same_network(name: str, tmp_path: Path) -> None:
     network = fold(lively(name).eval())

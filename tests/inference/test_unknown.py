@@ -210,6 +210,7 @@ def test_other_images_without_a_detector_are_refused_before_the_evaluation(
         evaluate(tmp_path / "net", noise, unknown_images=noise, quiet=True)
 
 
+@pytest.mark.slow_except("levit_nano_32-openvino")
 @pytest.mark.parametrize("format", ["onnx", "openvino"])
 def test_exports_detect_the_same_images(run: Path, noise: Path, format: str, tmp_path: Path) -> None:
     model, names = load_model_dir(run / "best")

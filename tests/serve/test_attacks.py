@@ -155,7 +155,7 @@ AMPLIFIED: dict[str, Any] = {
 }
 
 
-@pytest.mark.slow_except("a form of almost boundaries", "a progressive JPEG of many scans")
+@pytest.mark.slow_except("a form of almost boundaries")
 @pytest.mark.parametrize("case", AMPLIFIED)
 def test_memory_and_the_wait_of_others_are_bounded(case: str, bounded: tuple[Running, int]) -> None:
     service, rest = bounded

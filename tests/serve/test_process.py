@@ -103,7 +103,10 @@ WIRE = {
     "a length that is a lie": (POST + b"Content-Length: 99999999999\r\n\r\nx", 413),
     "a length below none": (POST + b"Content-Length: -5\r\n\r\nx", 400),
     "two lengths": (POST + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\nxxxxxx", 400),
-    "a length and pieces": (POST + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+    "a length and pieces": (
+        POST + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n0\r\n\r\n",
+        400,
+    ),
     "a body that stops": (POST + b"Content-Length: 5000\r\n\r\nxx", 408),
     "no HTTP": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\0" * 100, 400),
     "a header without end": (b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 500_000, 400),

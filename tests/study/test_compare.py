@@ -311,6 +311,7 @@ FIELD = ("levit_nano_32", "ceit_nano_32", "cvt_nano_32", "test_resnet")  # the b
 PACES = dict.fromkeys(FIELD, 0.001)
 
 
+@pytest.mark.slow_except("0.5-1800-1", "1.0-400-1", "2.0-900-2")
 @pytest.mark.parametrize(("budget", "seeds"), [(400, 1), (900, 2), (1800, 1)])
 @pytest.mark.parametrize("slowdown", [0.5, 1.0, 2.0])
 def test_the_whole_comparison_stays_within_its_budget(budget, seeds, slowdown, tmp_path, monkeypatch):

@@ -13,8 +13,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from weft.cli.models import HEADER, _cells, _record
-from weft.cli.recipes import _summary as summary_of
+from weft.cli.models import HEADER, cells_of, record_of
+from weft.cli.recipes import summary_of
 from weft.models.families import list_models
 from weft.recipes import Recipe, recipe_names, settings
 from weft.recipes.describe import Setting
@@ -68,7 +68,7 @@ def _yaml(value: Any) -> str:
 def with_table(name: str) -> str:
     """Return docs/models.md or docs/recipes.md with its table as the registry has it."""
     if name == "models.md":
-        header, rows = HEADER, [_cells(_record(model)) for model in list_models()]
+        header, rows = HEADER, [cells_of(record_of(model)) for model in list_models()]
     else:
         summaries = [summary_of(recipe) for recipe in recipe_names()]
         header = ("recipe", "use", "source")

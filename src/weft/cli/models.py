@@ -48,11 +48,11 @@ def models(
     if not any(character in wanted for character in "*?["):
         wanted = f"*{wanted.replace('-', '_')}*"
     names = list_models(wanted)
-    records = [_record(name) for name in names] if names else _of_timm(pattern, wanted)
+    records = [record_of(name) for name in names] if names else _of_timm(pattern, wanted)
     if shown.json:
         print_json(records)
     else:
-        print(table(HEADER, [_cells(record) for record in records]))
+        print(table(HEADER, [cells_of(record) for record in records]))
     return 0
 
 
@@ -75,7 +75,7 @@ def _of_timm(name: str, pattern: str) -> list[dict[str, Any]]:
 
 
 def _timm_record(name: str, *, counted: bool) -> dict[str, Any]:
-    """Return a row of a model of timm, with the keys of `_record`."""
+    """Return a row of a model of timm, with the keys of `record_of`."""
     from timm.models import get_pretrained_cfg
 
     cfg: Any = get_pretrained_cfg(name)
@@ -196,7 +196,7 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:g}"
 
 
-def _record(name: str) -> dict[str, Any]:
+def record_of(name: str) -> dict[str, Any]:
     """Return a row of the table, as `--json` prints it."""
     variant, family, row = VARIANTS[name], family_named(name), row_of(name)
     if row is None:  # of a plugin
@@ -219,7 +219,8 @@ def _record(name: str) -> dict[str, Any]:
     }
 
 
-def _cells(record: dict[str, Any]) -> tuple[str, ...]:
+def cells_of(record: dict[str, Any]) -> tuple[str, ...]:
+    """Return the cells of a row under HEADER."""
     params, macs, top1, printed = (record[key] for key in ("params", "macs", "top1", "printed_params"))
     return (
         record["name"],

@@ -28,7 +28,7 @@ def recipes(*, shown: opt.Shown = opt.Shown()) -> int:
     """
     from weft.recipes import recipe_names
 
-    rows = [_summary(name) for name in recipe_names()]
+    rows = [summary_of(name) for name in recipe_names()]
     if shown.json:
         print_json(rows)
         return 0
@@ -88,7 +88,7 @@ def show(name: str, /, *, source: bool = False, settings: opt.Settings = None) -
     return 0
 
 
-def _summary(name: str) -> dict[str, Any]:
+def summary_of(name: str) -> dict[str, Any]:
     """Return the dictionary that `--json` prints for a recipe."""
     from weft.recipes import load_recipe, recipe_text
     from weft.train.schedule import peak_lr

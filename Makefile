@@ -11,13 +11,14 @@ FULL := $(call stamp,requirements)
 DEMO := runs/demo
 LOCK := $(UV) pip compile --quiet --universal --generate-hashes --python-version 3.11 --no-header pyproject.toml
 
-.PHONY: help install demo test test-slow test-avx2 docs check audit torture fuzz gpu benchmarks-smoke lock clean
+.PHONY: help install demo test test-slow test-nightly test-avx2 docs check audit torture fuzz gpu benchmarks-smoke lock clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo     train on handwritten digits, evaluate, predict; leaves $(DEMO)"
 	@echo "make test     the tests, except the slowest"
-	@echo "make test-slow  the slowest tests"
+	@echo "make test-slow  slow tests of what weft promises; .ci/run has them"
+	@echo "make test-nightly  slow tests of other programs and of every case of a property; before a release"
 	@echo "make test-avx2  tests of networks and exports with the instructions of a processor without AVX-512"
 	@echo "make check    style, types, layers"
 	@echo "make docs     the documentation site, in docs/_build/html; warnings are errors"
@@ -67,7 +68,10 @@ test: $(FULL)
 	$(PYTEST) -m "not slow"
 
 test-slow: $(FULL)
-	$(PYTEST) -m slow
+	$(PYTEST) -m "slow and not nightly"
+
+test-nightly: $(FULL)
+	$(PYTEST) -m nightly
 
 # With the instructions of a processor without AVX-512, VNNI and bf16, on any x86 processor.
 test-avx2: $(FULL)

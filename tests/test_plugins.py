@@ -186,6 +186,7 @@ def commands() -> list[list[str]]:
     return [shlex.split(line) for line in block[1].strip().splitlines()]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_page_from_training_to_serving(tmp_path: Path) -> None:
     """Every command of docs/your-own-network.md, in processes of their own, as a reader would run it."""

@@ -60,6 +60,7 @@ def test_a_worker_survives_a_batch_that_is_too_large(tmp_path: Path, monkeypatch
         assert worker.logits(2).shape == (2, 1000)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_every_way(capsys: pytest.CaptureFixture[str]) -> None:
     ways = [way for way in WAYS if way != "compiled"]  # minutes of a compiler

@@ -33,6 +33,7 @@ def test_links_need_no_space(tmp_path: Path) -> None:
     assert folder_size(tmp_path) == MEGABYTE
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_deployments_are_measured() -> None:
     rows = measure(["levit_nano_32"], [("folded", "fp32"), ("onnx", "fp32")], rounds=1)

@@ -176,6 +176,7 @@ def test_ratios_are_of_equal_settings(figures: ModuleType) -> None:
             assert not ours or ours == theirs, (folder, case.run)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_released_checkout_is_measured_under_equal_settings(tmp_path: Path) -> None:
     """With a stand-in of the released code's interface: `ceit_model.ceit_tiny_patch16_224`, and its state dict."""
@@ -251,6 +252,7 @@ def test_a_picture_has_a_panel_per_batch_size(tmp_path: Path) -> None:
         assert picture.width > 600
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_peers_have_the_same_weights(figures: ModuleType) -> None:
     options = dict(ways=("eager", "folded"), allocators=("default", "keep"), threads=1, rounds=1, batch_sizes=(1,))
@@ -261,6 +263,7 @@ def test_peers_have_the_same_weights(figures: ModuleType) -> None:
     assert all(row["difference"] < 1e-5 and row["peak_percent"] > 0 for row in rows)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_peer_that_fails_is_left_out(figures: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     build = WorkerProcess.build

@@ -105,6 +105,7 @@ def test_another_model_is_refused() -> None:
         measure_protocol(["cvt_13"])
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_networks_are_measured() -> None:
     models = ["levit_128s", "efficientnet_b0", "deit_tiny_distilled_patch16_224"]

@@ -278,5 +278,5 @@ def test_the_service_rejects(run: Path, photos: Path) -> None:
     assert "rejected" not in _image_json(predictor, "x", image, 3, None)
     with pytest.raises(UsageError, match=r"reject_at_error must be a number at least 0 and below 1; got 1\.5"):
         Settings(run=str(run), reject_at_error=1.5)
-    with pytest.raises(UsageError, match=r"reject_at_error must be a share of errors from 0 to below 1; got 1\."):
+    with pytest.raises(UsageError, match=r"reject_at_error must be a number at least 0 and below 1; got 1"):
         load_predictor(Settings(run=str(run), reject_at_error=1.0))

@@ -315,6 +315,7 @@ def test_the_example_has_no_outputs() -> None:
         assert part.get("execution_count") is None
 
 
+@pytest.mark.nightly
 @pytest.mark.figures
 @pytest.mark.slow
 def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

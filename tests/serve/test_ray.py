@@ -45,6 +45,7 @@ serve.shutdown()
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_two_copies_answer_as_one(tmp_path: Path) -> None:
     folder = saved(tmp_path / "model")

@@ -222,6 +222,7 @@ def test_a_form_has_the_fastest_runtime_in_the_precisions_of_the_processor(preci
     assert asked == [full, ([job.model], ("folded",), precisions)]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_every_form_is_measured_once(tmp_path):
     """Of a trained model: the fastest float, and int8 with its own accuracy."""
@@ -583,6 +584,7 @@ def test_the_advice_says_what_starting_from_scratch_means():
     assert [row[1] for row in result_of((first, second)).tables()["Training"][1]] == ["scratch", "timm/x"]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_weights_and_scratch_in_one_comparison(tmp_path, hub):
     """The whole way, on large pictures: one network from public weights, one without any."""

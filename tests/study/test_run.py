@@ -147,6 +147,7 @@ def test_a_run_that_is_killed_goes_on_to_the_same_answers(tmp_path):
     assert read_result(job(tmp_path / "whole", epochs=2)) is None  # another job has no result there
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_over_two_workers_of_ray(tmp_path):
     """Results as by the engine of this machine; what dies takes nothing with it."""
@@ -173,6 +174,7 @@ while len(list(folder.iterdir())) < 2 and time.monotonic() < deadline:
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_each_run_on_ray_has_a_gpu_of_its_own(tmp_path, monkeypatch):
     """Two workers with a fake GPU each. Their processes wait for each other, so that both run at the same time."""

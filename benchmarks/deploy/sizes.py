@@ -3,7 +3,7 @@
     uv venv VENV
     uv pip install --python VENV/bin/python -r requirements-runtime.txt onnx onnxruntime
     uv pip install --python VENV/bin/python --no-deps .
-    python benchmarks/deploy/sizes.py VENV EXPORT IMAGE --name onnx --csv benchmarks/deploy/sizes.csv
+    python benchmarks/deploy/sizes.py VENV EXPORT IMAGE --name onnx --model NAME --csv benchmarks/deploy/sizes.csv
 
 The time is user and system time of all threads of a process from its start to its end: the median of --runs, after one
 run that writes the bytecode. Other load affects it little, unlike the elapsed time, which is also recorded.

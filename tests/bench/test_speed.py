@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import weft.bench.speed as measuring
+import weft.bench.worker as worker_module
 from tests.helpers import lively
 from weft.bench.speed import WAYS, speed
 from weft.bench.subject import OutOfMemoryError, Subject
@@ -224,6 +225,19 @@ def test_exports_run_on_the_cpu_alone(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(measuring, "exports_in", lambda folder: [folder])
     with pytest.raises(UsageError, match=r"Exports run on the CPU; got \S+ with device cuda\. Measure it with"):
         speed([tmp_path], device="cuda")
+    with pytest.raises(UsageError, match=r"img_size must be that of each export; got 64 for \S+\. Leave it out\."):
+        speed([tmp_path], img_size=64)
+
+
+@pytest.mark.parametrize(("img_size", "size"), [(None, (3, 32, 32)), (48, (3, 48, 48)), ((48, 64), (3, 48, 64))])
+def test_a_network_is_measured_at_the_size_that_is_asked_for(
+    img_size: Any, size: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "keep_memory", lambda: None)  # it holds for all of this process
+    subject = worker_module.build("levit_nano_32", "eager", "fp32", "cpu", img_size)
+    assert subject.size == size
+    with torch.inference_mode():
+        assert subject.call(torch.zeros(1, *size)).shape == (1, 1000)
 
 
 def test_what_ends_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

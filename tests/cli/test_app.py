@@ -32,6 +32,7 @@ from weft.cli.app import (
     parse,
 )
 from weft.cli.options import given
+from weft.serve.settings import Settings
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -377,6 +378,15 @@ def test_options_are_short_lists_durations_and_sizes() -> None:
         parse(["serve", "run", "--drain", "0", "--max-wait", "20ms", "--read-timeout", "2m"])[1].arguments["settings"]
     )
     assert served == {"drain": 0, "max_wait": 0.02, "read_timeout": 120}
+
+
+@pytest.mark.parametrize(("text", "size"), [("48", 48), ("48x64", (48, 64))])
+def test_the_service_gets_an_image_size(text: str, size: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[Settings] = []
+    monkeypatch.setattr("weft.serve.server.serve", served.append)
+    monkeypatch.setenv("GOMP_SPINCOUNT", "20000")  # else the verb sets it, for all tests that follow
+    assert app.main(["serve", "levit_256", "--img-size", text]) == 0
+    assert [settings.img_size for settings in served] == [size]
 
 
 def test_a_shell_completes_verbs_options_and_values() -> None:

@@ -733,6 +733,12 @@ def test_the_threads_are_set_before_the_model_is_loaded(monkeypatch: pytest.Monk
     assert calls == [2, "model"]
 
 
+def test_the_model_has_the_size_of_the_settings(model_dir: Path) -> None:
+    served = service_module.load_predictor(Settings(run=model_dir, img_size=(48, 64)))
+    assert served.metadata["input"] == {"channels": 3, "height": 48, "width": 64}
+    assert len(served.predict([served.prepare(picture(0))])) == 1
+
+
 @pytest.mark.parametrize("host", ["a..b", ".x", "a" * 64])
 def test_a_host_that_is_no_host_name(host: str) -> None:
     with pytest.raises(UsageError, match=rf"name or address of this machine; {host}:0: not a host name\."):

@@ -90,12 +90,6 @@ def _number(kind: type, text: str) -> Any:
     return value
 
 
-def _size(kind: Any, tokens: Sequence[Token]) -> Any:
-    from weft.recipes.checks import image_size  # imports pydantic
-
-    return image_size(tokens[0].value, str(tokens[0].keyword))
-
-
 def percentage(text: str, option: str) -> float:
     """Return a value in percent, such as `1%` or `0.5`, as a share from 0 to below 1."""
     try:
@@ -135,8 +129,7 @@ Threads = Annotated[
     int | None, in_group("Machine", help="CPU threads for computation (default: torch's)", **OF_THREADS)
 ]
 ImageSize = Annotated[
-    Any,
-    in_group("Network", metavar="N|HxW", help="input size in pixels: one side, or height x width", converter=_size),
+    str | None, in_group("Network", metavar="N|HxW", help="input size in pixels: one side, or height x width")
 ]
 Words = Annotated[list[str] | None, Parameter(consume_multiple=1)]
 Settings = Annotated[list[str] | None, in_group("Training", name="--set", metavar="KEY=VALUE")]

@@ -92,10 +92,13 @@ def serve(
         With the default --max-pixels, each decoder process may use up to 3.0 GiB. On a machine with little memory,
         lower the limit: with --max-pixels 12000000 (12 megapixels), a decoder may use up to 0.4 GiB.
     """
+    from weft.recipes.checks import image_size  # imports pydantic
+
     need("serve", *NEEDS)
     values = given(settings)
     values |= {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
     values |= {name: int(value) for name, value in values.items() if name == "max_bytes"}
+    values |= {name: image_size(value) for name, value in values.items() if name == "img_size"}
     checked = Settings(run=run, token=os.environ.get(TOKEN) or None, **values)
     from weft.checkpoints.resolve import check_model
 

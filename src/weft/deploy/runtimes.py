@@ -20,7 +20,7 @@ FILES = {"onnx": ("model.onnx",), "openvino": ("model.xml", "model.bin"), "torch
 FIXED = 4  # number of batch sizes for which OpenVINO compiles a separate graph
 LARGEST = 64  # largest batch where OpenVINO has no graph for any batch size
 LINEAR_ONNX = ("Gemm", "MatMul")  # operators of a linear layer
-AROUND_LINEAR = ("Add", "Cast", "QuantizeLinear", "DequantizeLinear")  # its bias, number formats
+AROUND_LINEAR = ("Add", "Cast")  # its bias, number formats
 RUNTIMES = {"onnx": "onnxruntime", "openvino": "openvino"}
 
 
@@ -148,10 +148,10 @@ def onnx_classifier(graph: Any) -> tuple[Any, str] | None:
 
 
 def _is_weight(name: str, made_by: dict[str, Any]) -> bool:
-    """Return whether a value is computed from constants alone, such as a quantised weight."""
+    """Return whether a value is computed from constants alone, such as a weight of 16 bits."""
     return name not in made_by or (
         all(given not in made_by for given in made_by[name].input if given)
-        and (made_by[name].op_type in ("DequantizeLinear", "Constant", "Transpose", "Cast"))
+        and (made_by[name].op_type in ("Constant", "Transpose", "Cast"))
     )
 
 

@@ -19,7 +19,7 @@ from weft.data.formats import MAX_PIXELS
 from weft.errors import DataError, UsageError, need
 from weft.files import check_writable
 from weft.recipes import Recipe
-from weft.recipes.checks import adapter, required, rule_of, shown
+from weft.recipes.checks import adapter, image_size, required, rule_of, shown
 from weft.recipes.schema import BatchSize, Device, ImageSize, Positive, Precision, Workers
 from weft.text import printable
 
@@ -56,8 +56,7 @@ class InferenceOptions:
         """
         hints = typing.get_type_hints(cls, include_extras=True)
         values = {name: arguments[name] for name in hints if arguments.get(name) is not None}
-        if isinstance(size := values.get("img_size"), str) and "x" in size:
-            values["img_size"] = size.split("x")
+        values |= {name: image_size(value) for name, value in values.items() if name == "img_size"}
         try:
             return adapter(cls).validate_python(values)  # type: ignore[return-value]
         except ValidationError as error:

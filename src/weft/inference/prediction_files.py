@@ -136,7 +136,7 @@ def write_predictions(out: Path, paths: Sequence[str], predictions: Sequence[Fil
     """
     good = [(path, row) for path, row in zip(paths, predictions, strict=True) if row.error is None]
     if not good:
-        say(f"weft: {printable(str(out))} is not written, because no image could be read.")
+        say(f"{printable(str(out))} is not written, because no image could be read.")
         return
     if is_table(out):
         write_table(out, *table_of(predictions))

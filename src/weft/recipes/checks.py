@@ -38,7 +38,7 @@ def check_argument(name: str, value: Any, hint: Any) -> None:
         raise UsageError(f"{name} must {rule_of(required(hint))}; got {shown(value)}.") from None
 
 
-def image_size(value: Any, name: str = "img_size") -> int | tuple[int, int]:
+def image_size(value: Any) -> int | tuple[int, int]:
     """Return an image size from a number, a pair, or a text such as `224` and `160x256`.
 
     Raises:
@@ -48,12 +48,12 @@ def image_size(value: Any, name: str = "img_size") -> int | tuple[int, int]:
         parts = value.split("x") if isinstance(value, str) and "x" in value else value
         return adapter(cast(Any, ImageSize)).validate_python(parts)
     except ValidationError:
-        raise UsageError(f"{name} must {rule_of(ImageSize)}; got {shown(value)}.") from None
+        raise UsageError(f"img_size must {rule_of(ImageSize)}; got {shown(value)}.") from None
 
 
 @functools.cache
 def adapter(schema: type[T]) -> TypeAdapter[T]:
-    """Return the validator of a dataclass."""
+    """Return the validator of a type."""
     return TypeAdapter(schema)
 
 

@@ -5,8 +5,9 @@ the same interpreter and threads, do what every use starts with: build a model, 
 a model directory and by an ONNX export, open a folder (every image decoded). They train on digits: the time of the
 training steps alone, and of the loop with its data, log and progress, without the first two steps. And they serve: the
 time of the clock of 600 requests by 8 clients, with an image of 32 pixels, where HTTP counts most, and with one of
-IMAGES. All others are seconds of the processor, which other work on the machine disturbs less than the clock; the ratio
-is that of the medians. Rows of the file under another `--since`, or of other cases, are kept.
+IMAGES. `weft bench` prints the time of the clock of one batch in each of its ways. All others are seconds of the
+processor, which other work on the machine disturbs less than the clock; the ratio is that of the medians. Rows of the
+file under another `--since`, or of other cases, are kept.
 """
 
 from __future__ import annotations
@@ -82,6 +83,20 @@ service.terminate()
 service.wait()
 """
 
+BATCHES = (1, 16)
+BACKENDS = ("eager", "folded", "compiled", "onnx", "openvino")
+BENCH = """
+import csv, subprocess, sys
+words = ["--precision", "fp32", "--batch-size", *sys.argv[1].split(), "--rounds", "3", "--csv"]
+for flag in ("--backends", "--ways"):  # its name before part 3
+    command = [sys.executable, "-m", "weft", "bench", "levit_128s", flag, *sys.argv[2].split(), *words]
+    result = subprocess.run(command, capture_output=True, text=True)
+    if result.returncode == 0:
+        break
+rows = csv.DictReader(result.stdout.splitlines())
+print(*(float(row["p50_ms"]) / 1000 for row in rows))
+"""
+
 
 def output_of(words: list[str], src: Path) -> str:
     """Return the output of a process that imports weft from `src`."""
@@ -129,6 +144,9 @@ def main() -> None:
         for name in ("ceit_nano_32", "cvt_nano_32", "levit_nano_32"):
             names = (f"{name}, 40 training steps", f"{name}, loop of 40 steps")
             cases.append((names, printed_seconds, ["-c", TRAIN, name], few))
+        ways = tuple(f"weft bench {backend}, batches of {size}" for size in BATCHES for backend in BACKENDS)
+        words = ["-c", BENCH, " ".join(map(str, BATCHES)), " ".join(BACKENDS)]
+        cases.append((ways, printed_seconds, words, few))
         rows = []
         for names, measure, words, rounds in cases:
             if args.only not in names[0]:
@@ -141,7 +159,7 @@ def main() -> None:
             for place, what in enumerate(names):
                 old, new = (statistics.median(taken[place] for taken in own) for own in times.values())
                 instructions = torch.backends.cpu.get_cpu_capability()
-                row = (args.since, what, instructions, rounds, f"{old:.2f}", f"{new:.2f}", f"{new / old:.3f}")
+                row = (args.since, what, instructions, rounds, f"{old:.4g}", f"{new:.4g}", f"{new / old:.3f}")
                 rows.append(dict(zip(COLUMNS, row, strict=True)))
                 print(*row, flush=True)
     replace_rows(args.out, rows, ("since", "what"))

@@ -51,7 +51,7 @@ ROOMS = {  # files and folders below src/weft
     "config": ("checkpoints/config.py", "checkpoints/model_dir.py"),
     "guard": ("serve/guard.py",),
     "chooser": ("deploy/choosing.py",),
-    "statistics": ("intervals.py", "study/statistics.py", "inference/metrics.py"),
+    "statistics": ("report/intervals.py", "study/statistics.py", "inference/metrics.py"),
 }
 COMPARISONS = {
     ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt,

@@ -84,7 +84,7 @@ def _palette(**options: object) -> bytes:
 def _rotated() -> bytes:
     exif = Image.Exif()
     exif[0x0112] = 6
-    return jpeg(exif=exif)
+    return encoded(photo(), "JPEG", exif=exif)
 
 
 BAD = [

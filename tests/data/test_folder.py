@@ -176,12 +176,30 @@ def test_of_several_folders_of_a_side_one_is_read_and_the_others_are_named(tmp_p
     assert {key.split("/")[0] for key in open_data(tmp_path, test=True).val.keys} == {"test"}
 
 
-def test_a_folder_of_unsorted_test_images_is_no_split(tmp_path):
-    splits = open_data(make(tmp_path, "train/cat:5 train/dog:5 test:1"))
-    assert (len(splits.train), len(splits.val), splits.is_given) == (8, 2, False)
-    assert "Not read, because train/ exists: test/." in splits.notes
-    with pytest.raises(DataError, match="--split test needs a dataset with a test split; this one has train"):
-        open_data(tmp_path, test=True)
+ACCEPTED = [  # folders, options, training and held-out images of each class, a note
+    ("train/cat:5 train/dog:5 test:1", {}, [4, 4], [1, 1], "Not read, because train/ exists: test/."),
+    ("train/a:2 train/b:2 train/c:2 val/b:2 val/c:2", {}, [2, 2, 2], [0, 2, 2], "No validation image of 1 class: a."),
+    ("ant:0 cat:5 dog:5", {"allow_empty_class": True}, [0, 4, 4], [0, 1, 1], "No validation image of 1 class: ant."),
+    ("cat:1", {"classes": ["cat", "dog"]}, [1, 0], [0, 0], "No validation image of 2 classes: cat, dog."),
+    ("cat/images:5 dog/images:5", {}, [4, 4], [1, 1], ""),
+    ("10:5 9:5 two:5", {}, [4, 4, 4], [1, 1, 1], ""),  # one that is no number makes the order alphabetical
+]
+
+
+@pytest.mark.parametrize(("folders", "options", "train", "val", "note"), ACCEPTED)
+def test_the_classes_of_a_folder_keep_their_order_and_indices(folders, options, train, val, note, tmp_path):
+    splits = open_data(make(tmp_path, folders), **options)
+    assert splits.train.classes == splits.val.classes == splits.classes
+    for source, expected in ((splits.train, train), (splits.val, val)):
+        assert [source.labels.count(label) for label in range(len(splits.classes))] == expected
+        for key, label in zip(source.keys, source.labels, strict=True):
+            assert splits.classes[label] in key.split("/")
+    words = {part for word in folders.split() for part in word.partition(":")[0].split("/")}
+    assert splits.classes == options.get("classes", sorted(words - {"train", "val", "test", "images"}))
+    assert any(note in found for found in splits.notes)
+    if "test:1" in folders:
+        with pytest.raises(DataError, match="--split test needs a dataset with a test split; this one has train"):
+            open_data(tmp_path, test=True)
 
 
 def test_classes_with_other_subfolders_are_named(tmp_path):
@@ -194,25 +212,6 @@ def test_classes_with_other_subfolders_are_named(tmp_path):
     assert note in inspect(tmp_path).remarks
     (tmp_path / "cat" / "own.jpg").write_bytes(jpeg(99))
     assert note not in open_data(tmp_path).notes
-    assert open_data(make(tmp_path / "plain", "cat/images dog/images")).classes == ["cat", "dog"]
-
-
-def test_a_folder_that_is_no_number_makes_the_order_alphabetical(tmp_path):
-    assert open_data(make(tmp_path, "10 9 two")).classes == ["10", "9", "two"]
-
-
-def test_a_class_missing_from_val_is_noted_and_moves_no_index(tmp_path):
-    splits = open_data(make(tmp_path, "train/a:2 train/b:2 train/c:2 val/b:2 val/c:2"))
-    assert (splits.val.classes, splits.val.labels) == (["a", "b", "c"], [1, 1, 2, 2])
-    assert "No validation image of 1 class: a." in splits.notes
-
-
-def test_an_empty_class_keeps_its_index_on_request(photos):
-    make(photos, "ant:0")
-    splits = open_data(photos, allow_empty_class=True)
-    assert splits.classes == ["ant", "cat", "dog", "owl"]
-    assert set(splits.train.labels) == {1, 2, 3}
-    assert "No validation image of 1 class: ant." in splits.notes
 
 
 def test_labels_follow_a_list_of_classes_in_any_unicode_form(tmp_path):
@@ -222,11 +221,6 @@ def test_labels_follow_a_list_of_classes_in_any_unicode_form(tmp_path):
     assert set(zip((key[0] for key in splits.train.keys), splits.train.labels, strict=True)) == {("c", 2), ("t", 0)}
     with pytest.raises(DataError, match=r"one of the 2 given classes \(tea, yak\); not among them: cafe.*\. Rename"):
         open_data(tmp_path, classes=["tea", "yak"])
-
-
-def test_one_image_is_enough_to_evaluate(tmp_path):
-    splits = open_data(make(tmp_path, "cat:1"), classes=["cat", "dog"])
-    assert (splits.train.keys, splits.val.keys, splits.classes) == (["cat/0000.jpg"], [], ["cat", "dog"])
 
 
 @pytest.mark.parametrize(("fraction", "held_out"), [(0.5, 10), (0.001, 1), (0.999, 19)])

@@ -8,7 +8,6 @@ from PIL import Image
 
 from tests.data.pictures import encoded, photo
 from tests.data.test_decode import outcome
-from weft.data import open_data
 from weft.data.decode import image_info
 
 IMAGES = {
@@ -65,12 +64,3 @@ def test_a_second_image_may_be_missing_its_end():
     whole = outcome(data)
     assert [outcome(data[:-lost]) for lost in (1, 2, 50)] == [whole] * 3
     assert whole[1] is False
-
-
-def test_training_says_which_ends_are_missing(tmp_path):
-    for number in range(12):
-        folder = tmp_path / ("cat", "dog")[number % 2]
-        folder.mkdir(exist_ok=True)
-        (folder / f"{number}.jpg").write_bytes(encoded(photo(seed=number), "JPEG")[: -2 if number < 2 else None])
-    (note,) = (text for text in open_data(tmp_path).notes if text.startswith("Converted"))
-    assert note == "Converted: 2 no-end-marker (JPEG without its end marker; no pixel is missing)."

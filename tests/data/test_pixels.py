@@ -61,10 +61,6 @@ def test_deep_gray_is_scaled_not_clamped(data):
     shows(data, LEVELS)
 
 
-def test_a_dark_deep_image_stays_dark():
-    shows(encoded(np.full((8, 8), 2570, np.uint16), "PNG"), np.full((8, 8), 10))
-
-
 def test_float_pixels_are_refused_whatever_range_they_declare():
     with pytest.raises(ValueError, match="floating point"):
         open_image(tiff(np.zeros((2, 2), np.float32), {340: 0.0, 341: 1.0}), value_range=(0, 1))
@@ -208,10 +204,6 @@ def test_gray_multiplied_by_its_alpha():
     data = tagged_tiff(fields)  # 0 of 1, 2 of 3, 4 of 5 ...
     shows(data, np.arange(0, 128, 2).reshape(8, 8), background=(0, 0, 0))
     shows(data, np.full((8, 8), 254))
-
-
-def test_hidden_colour_does_not_leak():
-    shows(encoded(np.full((4, 4, 4), (255, 0, 0, 0), np.uint8), "PNG"), np.full((4, 4), 255))
 
 
 @pytest.mark.parametrize(

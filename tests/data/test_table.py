@@ -34,9 +34,9 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def write(root: Path, header: str, row: str, name: str = "table.csv", encoding: str = "utf-8") -> Path:
-    """Write a table with a row per image: `{i}` its number, `{pet}` its class, `{cat}` and `{dog}` 0 or 1."""
+    """Write a table: a row per image (number `{i}`, class `{pet}`, 0 or 1 `{cat}`, `{dog}`), and an empty one."""
     rows = [row.format(i=i, pet=("cat", "dog")[i % 2], cat=1 - i % 2, dog=i % 2, fold=i % 5) for i in range(NUMBER)]
-    (root / name).write_bytes("\n".join([header, *rows, ""]).encode(encoding))
+    (root / name).write_bytes("\n".join([header, *rows, "", ""]).encode(encoding))
     return root / name
 
 

@@ -17,7 +17,6 @@ from tests.data.zoo import class_folders
 from tests.helpers import counted_calls
 from weft.data import inspect, open_data
 from weft.data.open import check_exists
-from weft.data.tree import walk
 from weft.errors import DataError
 
 OWN = ["a/0000.jpg", "b/0000.jpg"]
@@ -151,12 +150,6 @@ def test_folders_that_may_not_be_listed_are_bad_and_as_a_root_refused():
         (root / "b").chmod(0o755)
     assert (bad.key, bad.reason) == ("b", "unreadable")
     assert bad.message == "b cannot be used: the operating system refused to read it (Permission denied)."
-
-
-def test_only_some_of_the_root(tmp_path):
-    class_folders(tmp_path, 1, ("train", "val", "other"))
-    found = walk(str(tmp_path), only={"train", "val"})
-    assert sorted(key for key, kind in found if kind == "file") == ["train/0000.jpg", "val/0000.jpg"]
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,7 @@ BAD = [
 GOOD = [
     Animal("plain.jpg", jpeg(), "good", ()),
     Animal("damaged-inside.jpg", _damaged(jpeg()), "good", ()),  # no decoder can tell
+    Animal("no-end.jpg", jpeg(9)[:-2], "good", ("no-end-marker",)),
     Animal("progressive.jpeg", jpeg(progressive=True), "good", ()),
     Animal("plain.jfif", jpeg(1), "good", ()),
     Animal("plain.webp", encoded(photo(), "WEBP"), "good", ()),

@@ -108,10 +108,12 @@ def test_a_run_directory_is_locked_by_msvcrt(tmp_path):
     child = os.fork()
     if child == 0:
         os.close(say_end)
-        with directory.locked(run):
-            os.write(say_locked, b"locked")
-            os.read(end, 1)  # until the other side is closed
-        os._exit(0)
+        try:
+            with directory.locked(run):
+                os.write(say_locked, b"locked")
+                os.read(end, 1)  # until the other side is closed
+        finally:
+            os._exit(0)
     os.close(say_locked)
     try:
         assert os.read(locked, 6) == b"locked"

@@ -112,13 +112,13 @@ def test_a_run(tmp_path):
     assert "90.00 % of 200 held-out images (95 % CI 85.1 to 93.4 %)" in page.texts
 
 
-@pytest.mark.parametrize("count", [9, 1000])
+@pytest.mark.parametrize("count", [9, 200])
 def test_an_evaluation_has_a_matrix_of_few_classes_and_is_short_for_many(count):
     names = list(NAMES[:9]) if count == 9 else [f"class {number}" for number in range(count)]
     result = evaluation_of(names, np.full((count, count), 3))
     html = result._repr_html_()
     assert ('class="matrix"' in html) == (count == 9)
-    assert ("The 20 of 1,000 classes with the lowest recall:" in html) == (count == 1000)
+    assert ("The 20 of 200 classes with the lowest recall:" in html) == (count == 200)
     assert html.count("<tr>") < 35
     check_repr(result)
     if count == 9:

@@ -79,6 +79,7 @@ def test_workers_of_any_start_method_give_the_same_and_leave_the_process_group(m
     """Methods of Linux, of macOS and Windows, and of Python 3.14. Ctrl-C and `timeout` signal a process group."""
     loader = varied_loader(1)
     loader.multiprocessing_context = method
+    loader.timeout = 600  # on a busy machine a new process imports torch for minutes
     assert_same(epoch_of(loader, 2), expected[2])
     (worker,) = loader._iterator._workers
     assert os.getpgid(worker.pid) == worker.pid

@@ -96,7 +96,7 @@ torture: $(FULL)
 	$(BIN)/python benchmarks/torture/torture.py --kills 100 --csv benchmarks/torture/results.csv
 
 fuzz: $(FULL)
-	WEFT_NIGHTLY=1 $(PYTEST) tests/data/test_fuzz.py tests/recipes/test_properties.py \
+	WEFT_NIGHTLY=1 $(PYTEST) tests/data/test_fuzz.py tests/recipes/test_load.py \
 		tests/checkpoints/test_malicious.py tests/serve/test_process.py tests/test_reading.py -k "mutants or any or cost or whatever or fuzz"
 
 # Runs without .venv: with any Python that has torch, and installs nothing. A PYTHON that is given replaces that of .venv.

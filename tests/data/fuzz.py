@@ -8,65 +8,30 @@ from __future__ import annotations
 
 import collections
 import json
+import os
 import random
 import resource
 import struct
 import sys
-import time
 import zlib
 from functools import cache
 
-import numpy as np
-from PIL import Image
-
-from tests.data.pictures import encoded, icc_profile, photo
+from tests.data.pictures import variants
 from tests.data.zoo import GOOD
 from weft.data.bit_depth import ValueRange, common_range
 from weft.data.decode import BadImage, ImageInfo, image_info, open_image
 
 MAX_PIXELS = 25_000_000
 MEMORY = 300 << 20
+NUM_SEEDS = 10 if os.environ.get("WEFT_NIGHTLY") else 4
 EXTREMES = (0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
 
 
 @cache
 def seeds() -> list[bytes]:
-    """More than 200 good files of all formats, modes and ways of packing."""
+    """Good files of all formats, modes and ways of packing."""
     files = [animal.content for animal in GOOD if isinstance(animal.content, bytes) and len(animal.content) < 20_000]
-    profile = icc_profile(np.eye(3) * 0.9, 2.0)
-    for seed in range(10):
-        colour = photo(16 + seed, 24 - seed, seed)
-        image = Image.fromarray(colour)
-        alpha = Image.fromarray(np.dstack([colour, colour[..., 0]]))
-        frames = [Image.fromarray(photo(16, 16, seed + i)) for i in range(3)]
-        files += [
-            encoded(image, "JPEG", quality=60 + 4 * seed),
-            encoded(image, "JPEG", progressive=True, icc_profile=profile),
-            encoded(image, "JPEG", subsampling=seed % 3, restart_marker_blocks=2),
-            encoded(image.convert("CMYK"), "JPEG"),
-            encoded(image, "PNG", icc_profile=profile),
-            encoded(image.quantize(7), "PNG", bits=4, transparency=1),
-            encoded(alpha, "PNG"),
-            encoded(colour[..., 0].astype(np.uint16) * 257, "PNG"),
-            encoded(image, "WEBP", lossless=bool(seed % 2)),
-            encoded(alpha, "WEBP", exif=b"Exif\0\0II*\0\x08\0\0\0\0\0"),
-            encoded(frames[0], "WEBP", save_all=True, append_images=frames[1:]),
-            encoded(image, "AVIF", quality=90),
-            encoded(alpha, "AVIF"),
-            encoded(image, "HEIF"),
-            encoded(image, "BMP"),
-            encoded(image.quantize(16), "BMP"),
-            encoded(
-                image,
-                "TIFF",
-                compression=("tiff_lzw", "tiff_deflate", "jpeg", "packbits", "tiff_adobe_deflate")[seed % 5],
-            ),
-            encoded(image.convert("1"), "TIFF", compression=("tiff_lzw", "packbits")[seed % 2]),
-            encoded(image.convert("CMYK"), "TIFF"),
-            encoded(image, "GIF", interlace=seed % 2),
-            encoded(frames[0], "GIF", save_all=True, append_images=frames[1:], disposal=seed % 4, transparency=0),
-        ]
-    return files
+    return files + [data for seed in range(NUM_SEEDS) for data in variants(seed)]
 
 
 def mutant(index: int) -> bytes:
@@ -76,46 +41,31 @@ def mutant(index: int) -> bytes:
     is_png = data.startswith(b"\x89PNG")
     for _ in range(rng.choice((1, 1, 1, 2, 3, 8))):
         if data:
-            rng.choice((_flip, _byte, _number, _cut, _repeat, _end, _splice))(data, rng)
+            _add_fault(data, rng)
     return _with_checksums(bytes(data)) if is_png and rng.random() < 0.7 else bytes(data)
 
 
-def _place(data: bytearray, rng: random.Random) -> int:
+def _add_fault(data: bytearray, rng: random.Random) -> None:
     """Headers are where it hurts: half of all faults go into the first 200 bytes."""
-    return rng.randrange(min(len(data), 200) if rng.random() < 0.5 else len(data))
-
-
-def _flip(data: bytearray, rng: random.Random) -> None:
-    data[_place(data, rng)] ^= 1 << rng.randrange(8)
-
-
-def _byte(data: bytearray, rng: random.Random) -> None:
-    data[_place(data, rng)] = rng.randrange(256)
-
-
-def _number(data: bytearray, rng: random.Random) -> None:
-    at, width, order = _place(data, rng), rng.choice((2, 4)), rng.choice("<>")
-    value = rng.choice(EXTREMES) & (1 << 8 * width) - 1
-    data[at : at + width] = struct.pack(order + ("H" if width == 2 else "I"), value)
-
-
-def _cut(data: bytearray, rng: random.Random) -> None:
-    at = _place(data, rng)
-    del data[at : at + rng.randrange(1, 64)]
-
-
-def _repeat(data: bytearray, rng: random.Random) -> None:
-    at = _place(data, rng)
-    data[at:at] = data[at : at + rng.randrange(1, 200)] * rng.choice((1, 2, 50))
-
-
-def _end(data: bytearray, rng: random.Random) -> None:
-    del data[rng.randrange(len(data)) :]
-
-
-def _splice(data: bytearray, rng: random.Random) -> None:
-    other, at = rng.choice(seeds()), _place(data, rng)
-    data[at:] = other[min(at, len(other)) :]
+    at = rng.randrange(min(len(data), 200) if rng.random() < 0.5 else len(data))
+    match rng.choice(("flip", "byte", "number", "cut", "repeat", "end", "splice")):
+        case "flip":
+            data[at] ^= 1 << rng.randrange(8)
+        case "byte":
+            data[at] = rng.randrange(256)
+        case "number":
+            width, order = rng.choice((2, 4)), rng.choice("<>")
+            value = rng.choice(EXTREMES) & (1 << 8 * width) - 1
+            data[at : at + width] = struct.pack(order + ("H" if width == 2 else "I"), value)
+        case "cut":
+            del data[at : at + rng.randrange(1, 64)]
+        case "repeat":
+            data[at:at] = data[at : at + rng.randrange(1, 200)] * rng.choice((1, 2, 50))
+        case "end":
+            del data[rng.randrange(len(data)) :]
+        case "splice":
+            other = rng.choice(seeds())
+            data[at:] = other[min(at, len(other)) :]
 
 
 def _with_checksums(data: bytes) -> bytes:
@@ -160,17 +110,15 @@ def main(count: int, first: int = 0) -> None:
         assert read(data) == "good"
     used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
-    verdicts, findings, slowest = collections.Counter(), [], 0.0
+    verdicts, findings = collections.Counter(), []
     for index in range(first, first + count):
         data = mutant(index)
         print(index, file=sys.stderr, flush=True)  # the last one printed is the one that took the process down
-        begun = time.process_time()
         try:
             verdicts[read(data)] += 1
         except Exception as err:
             findings.append(f"mutant({index}): {type(err).__name__}: {err}")
-        slowest = max(slowest, time.process_time() - begun)
-    print(json.dumps({"verdicts": verdicts, "findings": findings, "slowest": slowest, "seeds": len(seeds())}))
+    print(json.dumps({"verdicts": verdicts, "findings": findings}))
 
 
 if __name__ == "__main__":

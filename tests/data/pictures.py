@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import struct
+import tarfile
 import zlib
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,9 +36,55 @@ def encoded(pixels: np.ndarray | Image.Image, format: str, **options: Any) -> by
     return file.getvalue()
 
 
+def variants(seed: int = 0) -> list[bytes]:
+    """Files of all formats, modes and ways of packing, as encoders write them."""
+    colour = photo(16 + seed, 24 - seed, seed)
+    image, gray = Image.fromarray(colour), Image.fromarray(colour[..., 0])
+    alpha = Image.fromarray(np.dstack([colour, colour[..., 0]]))
+    several: Any = {
+        "save_all": True,
+        "append_images": [Image.fromarray(photo(16 + seed, 24 - seed, i)) for i in range(3)],
+    }
+    profile = icc_profile(np.eye(3) * 0.9, 2.0)
+    compressions = ("raw", "tiff_lzw", "tiff_deflate", "jpeg", "packbits", "tiff_adobe_deflate")
+    return [
+        *(encoded(image, name) for name in ("BMP", "AVIF", "HEIF", "WEBP")),
+        *(encoded(alpha, name) for name in ("PNG", "AVIF")),
+        *(encoded(image, "TIFF", compression=name) for name in compressions),
+        *(encoded(image.convert("CMYK"), name) for name in ("JPEG", "TIFF")),
+        *(encoded(image, name, **several) for name in ("WEBP", "GIF")),
+        encoded(image, "JPEG", quality=60 + 4 * seed),
+        encoded(image, "JPEG", progressive=True, icc_profile=profile),
+        encoded(image, "JPEG", optimize=True, restart_marker_blocks=1, progressive=True),
+        encoded(image, "JPEG", subsampling=seed % 3, restart_marker_blocks=2),
+        encoded(image, "PNG", icc_profile=profile),
+        encoded(image.quantize(7), "PNG", bits=4, transparency=1),
+        encoded(np.asarray(gray).astype(np.uint16) * 257, "PNG"),
+        encoded(image, "WEBP", lossless=True),
+        encoded(alpha, "WEBP", exif=b"Exif\0\0II*\0\x08\0\0\0\0\0"),
+        encoded(image.quantize(16), "BMP"),
+        encoded(image, "TIFF", compression="tiff_lzw", strip_size=1),
+        encoded(gray.convert("1"), "TIFF", compression=("tiff_lzw", "packbits")[seed % 2]),
+        encoded(image, "GIF", interlace=seed % 2),
+        encoded(image, "GIF", **several, disposal=seed % 4, transparency=0),
+    ]
+
+
+@functools.cache
 def jpeg(seed: int = 0, **options: Any) -> bytes:
     """A JPEG of `photo`."""
     return encoded(photo(seed=seed), "JPEG", **({"quality": 90} | options))
+
+
+def tar(path: Path, members: Iterable[tuple[str, bytes]], mode: str = "w") -> Path:
+    """A tar archive of files with these names."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, mode, format=tarfile.GNU_FORMAT) as archive:
+        for name, data in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    return path
 
 
 def chunk(name: bytes, body: bytes) -> bytes:

@@ -1,231 +1,262 @@
-"""Data directories as they come: what is accepted, how it is split, and what is refused in which words."""
+"""Folders as they come: which are classes, which are a split, what is noted, and what is refused."""
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from PIL import Image
 
-from tests.data.pictures import jpeg
-from tests.data.zoo import class_folders
+from tests.data.pictures import jpeg, tar
 from weft.data import SplitPlan, image_size_hint, open_data
+from weft.data.open import inspect, problem_of
+from weft.data.split_names import split_folders, split_of
 from weft.errors import DataError, UsageError
+from weft.runs.directory import check_run_dir
+
+UNREAD_TEST = "Not read: test/. After training: weft evaluate RUN DATA --split test."
 
 
-def test_class_names_that_look_equal_are_refused(tmp_path) -> None:
-    class_folders(tmp_path, 2, ("caf\u00e9", "cafe\u0301", "tea"))
-    with pytest.raises(DataError, match=r"more than the Unicode form of a letter; 'cafe\\u0301' and 'caf\\xe9' are"):
-        open_data(tmp_path)
+def make(root: Path, folders: str) -> Path:
+    """Write three different images to each of some folders; `cat:5` has five, `cat:2!` two bad files."""
+    root.mkdir(parents=True, exist_ok=True)
+    for place, word in enumerate(folders.split()):
+        path, _, number = word.partition(":")
+        (root / path).mkdir(parents=True, exist_ok=True)
+        for i in range(int(number.strip("!") or 3)):
+            (root / path / f"{i:04}.jpg").write_bytes(b"" if "!" in number else jpeg(100 * place + i))
+    return root
 
 
-def test_given_classes_are_matched_in_any_unicode_form(tmp_path) -> None:
-    class_folders(tmp_path, 2, ("cafe\u0301", "tea"))
-    splits = open_data(tmp_path, classes=["tea", "caf\u00e9"])
-    assert splits.classes == ["tea", "caf\u00e9"]
-    assert sorted((key[0], label) for key, label in zip(splits.train.keys, splits.train.labels, strict=True)) == [
-        ("c", 1), ("t", 0)
-    ]  # fmt: skip
+def counts(source) -> dict[str, int]:
+    """Number of images of each class."""
+    return dict(Counter(source.classes[label] for label in source.labels))
 
 
-def keys(source) -> list[str]:
-    return [source.read(i).key for i in range(len(source))]
-
-
-def labels(source) -> list[int]:
-    return [source.read(i).label for i in range(len(source))]
-
-
-@pytest.fixture
-def photos(tmp_path):
-    """20 pictures in each of three classes."""
-    return class_folders(tmp_path, 20, ("cat", "dog", "owl"))
+def every(number: int) -> dict[str, int]:
+    return dict.fromkeys(("cat", "dog", "owl"), number)
 
 
 @pytest.fixture
-def given(tmp_path):
+def photos(tmp_path: Path) -> Path:
+    """20 images in each of three classes."""
+    return make(tmp_path, "cat:20 dog:20 owl:20")
+
+
+@pytest.fixture
+def given(tmp_path: Path) -> Path:
     """A split that came with the data."""
-    class_folders(tmp_path / "train", 4, ("cat", "dog", "owl"))
-    class_folders(tmp_path / "val", 2, ("cat", "dog", "owl"), first_seed=50)
-    return tmp_path
+    return make(tmp_path, "train/cat:4 train/dog:4 train/owl:4 val/cat:2 val/dog:2 val/owl:2")
 
 
-def test_without_a_split_one_is_made_and_said(photos):
-    splits = open_data(photos)
-    assert (len(splits.train), len(splits.val)) == (48, 12)
-    assert splits.classes == splits.train.classes == splits.val.classes == ["cat", "dog", "owl"]
-    assert Counter(labels(splits.val)) == {0: 4, 1: 4, 2: 4}
-    assert sorted(keys(splits.train) + keys(splits.val)) == sorted(
-        f"{name}/{i:04d}.jpg" for name in splits.classes for i in range(20)
-    )
-    assert splits.train.labels == labels(splits.train)
-    assert not splits.is_given
-    assert splits.notes == [
-        "48 images in 3 classes for training, 12 held out: a stratified split of 20 % made with seed 0, "
-        "because the dataset has none."
-    ]
+REFUSED = [  # folders, words of the message
+    ("caf\u00e9 cafe\u0301 tea", r"the Unicode form of a letter; 'cafe\\u0301' and 'caf\\xe9' are both 'café'"),
+    ("train/a train/b train/c val/b val/c val/d", r"also be in train/; only in val/: d\. Add images of it"),
+    ("cat:20 dog:20 ant:0 bee:2!", r"at least one usable image; empty: ant, bee\."),
+    ("train/cat:0 train/dog train/owl val/cat val/dog", r"at least one usable image in train/; empty: cat\."),
+    ("cat", r"at least two classes; '.*' has one, 'cat'\. Add a folder"),
+    ("", r"must contain images; '.*' contains none\. Put one folder"),
+    (".:1", r"one folder per class; '.*' has 1 image and no folder\. Sort the images"),
+    ("a:1 b:1", r"both splits; the validation set of '.*' has none \(2 for training, 0 held out"),
+    ("train/a:4 train/b:4 val/a:0 val/b:0", r"both splits; val/ of '.*' has none \(8 for training, 0 held out"),
+    (
+        "january/cat january/dog june/Cat june/dog june/owl",
+        r"all have the same ones: january/ \(cat, dog\), june/ \(Cat, dog, owl\)\. If january, june are a split, name",
+    ),
+    ("dataset/cat dataset/dog", r"in 2 folders: cat, dog\. Did you mean .*/dataset\?"),
+    ("x/train/cat x/train/dog x/test/cat x/test/dog", r"in 2 folders: test, train\. Did you mean .*/x\?"),
+    ("train/images/cat train/images/dog", r"in 2 folders: cat, dog\. Move the folders in images/ one level up"),
+]
 
 
-def test_read_gives_the_bytes_of_the_file(photos):
-    splits = open_data(str(photos))
-    sample = splits.train.read(7)
-    assert sample.data == (photos / sample.key).read_bytes()
-    assert sample.key.split("/")[0] == splits.classes[sample.label]
+@pytest.mark.parametrize(("folders", "message"), REFUSED)
+def test_folders_without_a_clear_meaning_are_refused_in_training_and_by_the_check(folders, message, tmp_path):
+    data = make(tmp_path, folders)
+    with pytest.raises(DataError, match=message) as caught:
+        open_data(data)
+    assert problem_of(inspect(data)) == str(caught.value)
+    if "january" in folders:
+        classes = ["january", "june"]
+        assert open_data(data, classes=classes, evaluate_only=True).classes == classes, "the model's own classes"
 
 
-def test_the_split_is_a_function_of_the_seed_and_the_names(photos):
-    assert keys(open_data(photos, SplitPlan(seed=3)).val) == keys(open_data(photos, SplitPlan(seed=3)).val)
-    assert keys(open_data(photos, SplitPlan(seed=3)).val) != keys(open_data(photos, SplitPlan(seed=4)).val)
-    before = set(keys(open_data(photos, SplitPlan(seed=3)).val))
-    (photos / "cat" / "new.jpg").write_bytes(jpeg(99))
-    after = set(keys(open_data(photos, SplitPlan(seed=3)).val))
-    assert {key for key in before ^ after if not key.startswith("cat")} == set()
-    assert len(before - after) <= 1
-
-
-def test_a_fraction_is_kept_for_every_class(photos):
-    assert Counter(labels(open_data(photos, SplitPlan(val_fraction=0.5)).val)) == {0: 10, 1: 10, 2: 10}
-    assert Counter(labels(open_data(photos, SplitPlan(val_fraction=0.001)).val)) == {0: 1, 1: 1, 2: 1}
-    assert Counter(labels(open_data(photos, SplitPlan(val_fraction=0.999)).train)) == {0: 1, 1: 1, 2: 1}
-
-
-def test_the_datas_own_split(given):
-    splits = open_data(given)
-    assert (len(splits.train), len(splits.val), splits.is_given) == (12, 6, True)
-    assert {key.split("/")[0] for key in keys(splits.train)} == {"train"}
-    assert splits.notes == [
-        "12 images in 3 classes for training, 6 held out: the dataset's own split, train/ and val/."
-    ]
-
-
-@pytest.mark.parametrize("name", ["val", "valid", "validation", "test"])
-def test_names_of_the_held_out_folder(tmp_path, name):
-    class_folders(tmp_path / "train", 3)
-    class_folders(tmp_path / name, 2, first_seed=30)
-    splits = open_data(tmp_path)
-    assert keys(splits.val)[0] == f"{name}/a/0000.jpg"
-    assert f"train/ and {name}/" in splits.notes[0]
-
-
-def test_val_goes_before_test_which_is_not_read(given):
-    class_folders(given / "test", 2, ("cat", "dog", "owl", "yak"), first_seed=80)
-    splits = open_data(given)
-    assert {key.split("/")[0] for key in keys(splits.val)} == {"val"}
-    assert "Not read: test/. After training: weft evaluate RUN DATA --split test." in splits.notes
-    shutil.rmtree(given / "test" / "yak")
-    tested = open_data(given, test=True)
-    assert {key.split("/")[0] for key in keys(tested.val)} == {"test"}
-
-
-def test_train_alone_is_split(tmp_path):
-    class_folders(tmp_path / "train", 10)
-    splits = open_data(tmp_path)
-    assert (len(splits.train), len(splits.val), splits.is_given) == (16, 4, False)
-    assert "a stratified split of 20 % made with seed 0" in splits.notes[0]
-
-
-def test_a_class_of_trains(tmp_path):
-    class_folders(tmp_path, 5, ("bus", "train"))
-    assert open_data(tmp_path).classes == ["bus", "train"]
-
-
-def test_a_class_only_in_val_is_refused_by_name(tmp_path):
-    class_folders(tmp_path / "train", 2, ("a", "b", "c"))
-    class_folders(tmp_path / "val", 2, ("b", "c", "d"), first_seed=20)
-    with pytest.raises(
-        DataError, match=r"Every class of val/ must also be in train/; only in val/: d\. Add images of it"
-    ):
-        open_data(tmp_path)
-
-
-def test_a_class_missing_from_val_is_noted_and_moves_no_index(tmp_path):
-    class_folders(tmp_path / "train", 2, ("a", "b", "c"))
-    class_folders(tmp_path / "val", 2, ("b", "c"), first_seed=20)
-    splits = open_data(tmp_path)
-    assert splits.val.classes == ["a", "b", "c"]
-    assert labels(splits.val) == [1, 1, 2, 2]
-    assert "No validation image of 1 class: a." in splits.notes
-
-
-def test_an_empty_class_is_refused_by_name(photos):
-    (photos / "ant").mkdir()
-    (photos / "bee").mkdir()
-    (photos / "bee" / "notes.txt").write_text("no picture")
-    with pytest.raises(
-        DataError, match=r"Every class must have at least one usable image; empty: ant, bee\. Add images"
-    ):
-        open_data(photos)
-
-
-def test_an_empty_class_in_train_is_refused_even_if_val_has_it(given):
-    for path in (given / "train" / "cat").iterdir():
-        path.unlink()
-    with pytest.raises(DataError, match=r"at least one usable image in train/; empty: cat\."):
-        open_data(given)
-
-
-def test_an_empty_class_keeps_its_index_on_request(photos):
-    (photos / "ant").mkdir()
-    splits = open_data(photos, allow_empty_class=True)
-    assert splits.classes == ["ant", "cat", "dog", "owl"]
-    assert set(labels(splits.train)) == {1, 2, 3}
-    assert "No validation image of 1 class: ant." in splits.notes
-
-
-def test_a_class_of_bad_files_is_empty(photos):
-    (photos / "ant").mkdir()
-    (photos / "ant" / "a.jpg").write_bytes(b"")
-    with pytest.raises(DataError, match=r"empty: ant\."):
-        open_data(photos)
-
-
-def test_one_class_is_refused(tmp_path):
-    class_folders(tmp_path, 3, ("cat",))
-    with pytest.raises(DataError, match=r"A classifier needs at least two classes; '.*' has one, 'cat'\. Add a folder"):
-        open_data(tmp_path)
-
-
-def test_a_missing_directory_is_refused(tmp_path):
+def test_data_that_are_no_folder_of_images_are_refused(tmp_path):
     with pytest.raises(DataError, match=r"must exist; '.*/photoz' does not\. Pass a folder .* or the name digits"):
         open_data(tmp_path / "photoz")
-
-
-def test_an_empty_directory_is_refused(tmp_path):
-    with pytest.raises(DataError, match=r"The data directory must contain images; '.*' contains none\. Put one folder"):
-        open_data(tmp_path)
-    (tmp_path / "cats").mkdir()
+    make(tmp_path, "cats:0")
     (tmp_path / "cats" / "a.cr3").write_bytes(b"\0\0\0\x18ftypcrx ")
     with pytest.raises(DataError, match=r"contains none \(but 1 \.cr3\)"):
         open_data(tmp_path)
 
 
-def test_images_without_folders_are_refused(tmp_path):
-    (tmp_path / "a.jpg").write_bytes(jpeg())
-    with pytest.raises(
-        DataError, match=r"must contain one folder per class; '.*' has 1 image and no folder\. Sort the images"
-    ):
-        open_data(tmp_path)
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"val_fraction": 0.0}, r"val_fraction .* exclusive; got 0\.0"),
+        ({"val_fraction": 1.0}, r"val_fraction .* exclusive; got 1\.0"),
+        ({"max_bad": -0.1}, r"max_bad must be between 0 and 1; got -0\.1"),
+        ({"max_bad": 1.5}, r"max_bad must be between 0 and 1; got 1\.5"),
+        ({"train_fraction": 0.0}, r"train_fraction .* at most 1; got 0\.0"),
+        ({"train_fraction": 1.1}, r"train_fraction .* at most 1; got 1\.1"),
+        ({"limit": 0}, r"limit must be at least 1 image; got 0"),
+    ],
+)
+def test_numbers_out_of_range(photos, options, words):
+    with pytest.raises(UsageError, match=words):
+        open_data(photos, **options) if "max_bad" in options else open_data(photos, SplitPlan(**options))
 
 
-def test_images_beside_the_class_folders_are_left_out_and_noted(photos):
-    (photos / "cover.jpg").write_bytes(jpeg())
+def test_without_a_split_one_is_made_and_said(photos):
+    splits = open_data(str(photos))
+    assert splits.classes == splits.train.classes == splits.val.classes == ["cat", "dog", "owl"]
+    assert (counts(splits.train), counts(splits.val), splits.is_given) == (every(16), every(4), False)
+    keys = [f"{name}/{i:04}.jpg" for name in splits.classes for i in range(20)]
+    assert sorted(splits.train.keys + splits.val.keys) == keys
+    for i, sample in enumerate(map(splits.train.read, range(48))):
+        assert sample.data == (photos / sample.key).read_bytes()
+        assert sample.key.split("/")[0] == splits.classes[sample.label] == splits.classes[splits.train.labels[i]]
+    assert splits.notes == [
+        "48 images in 3 classes for training, 12 held out: a stratified split of 20 % made with seed 0, "
+        "because the dataset has none."
+    ]
+    assert image_size_hint(splits.train) == (24, 32)
+
+
+PAIRS = [
+    ("Training", "Testing"), ("Train", "Test"), ("TRAIN", "VAL"), ("training", "validation"), ("train", "dev"),
+    ("images_train", "images_test"), ("seg_train", "seg_test"), ("train_images", "test_images"), ("train", "valid"),
+    ("trainset", "valset"), ("train2017", "val2017"), ("flowers_train", "flowers_test"),
+    ("TrainImages", "ValidImages"), ("train_set", "eval"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("train", "held_out"), PAIRS)
+def test_the_usual_names_of_splits_are_read_in_any_form(train, held_out, tmp_path):
+    make(tmp_path, f"{train}/cat:5 {train}/dog:5 {held_out}/cat:2 {held_out}/dog:2")
+    splits = open_data(tmp_path)
+    assert (splits.classes, splits.is_given) == (["cat", "dog"], True)
+    assert {key.split("/")[0] for key in splits.train.keys} == {train}
+    assert {key.split("/")[0] for key in splits.val.keys} == {held_out}
+    assert splits.notes == [
+        f"10 images in 2 classes for training, 4 held out: the dataset's own split, {train}/ and {held_out}/."
+    ]
+    with pytest.raises(UsageError, match="The output must be outside the data folder"):
+        check_run_dir(tmp_path / held_out / "run", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["latest", "contest", "restaurant", "strain", "devil", "training_validation", "train-test", "invalid", "bus"],
+)
+def test_other_words_are_no_splits(name):
+    assert split_of(name) == ""
+    assert split_folders([f"{name}_station", "train_station"]) == {}
+
+
+@pytest.mark.parametrize("name", ["train", "test", "val", "Testing"])
+def test_a_class_may_have_the_name_of_a_split(name, tmp_path):
+    assert open_data(make(tmp_path / "flat", f"bus:5 {name}:5")).classes == sorted(["bus", name])
+    splits = open_data(make(tmp_path / "split", f"train/bus:5 train/{name}:5 val/bus:2 val/{name}:2"))
+    assert splits.classes == sorted(["bus", name])
+    assert (len(splits.train), len(splits.val)) == (10, 4)
+
+
+def test_of_several_folders_of_a_side_one_is_read_and_the_others_are_named(tmp_path):
+    sides = ("train", "train_images", "val", "validation", "test", "extra")
+    make(tmp_path, " ".join(f"{side}/{name}" for side in sides for name in ("cat", "dog")))
+    make(tmp_path / "test", "yak")  # no class of training, but not read
+    splits = open_data(tmp_path)
+    assert {key.split("/")[0] for key in splits.train.keys} == {"train"}
+    assert {key.split("/")[0] for key in splits.val.keys} == {"val"}
+    assert {"Not read, because train/ exists: extra/, train_images/, validation/.", UNREAD_TEST} <= {*splits.notes}
+    shutil.rmtree(tmp_path / "test" / "yak")
+    assert {key.split("/")[0] for key in open_data(tmp_path, test=True).val.keys} == {"test"}
+
+
+ACCEPTED = [  # folders, options, training and held-out images of each class, a note
+    ("train/cat:5 train/dog:5 test:1", {}, [4, 4], [1, 1], "Not read, because train/ exists: test/."),
+    ("train/a:2 train/b:2 train/c:2 val/b:2 val/c:2", {}, [2, 2, 2], [0, 2, 2], "No validation image of 1 class: a."),
+    ("ant:0 cat:5 dog:5", {"allow_empty_class": True}, [0, 4, 4], [0, 1, 1], "No validation image of 1 class: ant."),
+    ("cat:1", {"classes": ["cat", "dog"]}, [1, 0], [0, 0], "No validation image of 2 classes: cat, dog."),
+    ("cat/images:5 dog/images:5", {}, [4, 4], [1, 1], ""),
+    ("10:5 9:5 two:5", {}, [4, 4, 4], [1, 1, 1], ""),  # one that is no number makes the order alphabetical
+]
+
+
+@pytest.mark.parametrize(("folders", "options", "train", "val", "note"), ACCEPTED)
+def test_the_classes_of_a_folder_keep_their_order_and_indices(folders, options, train, val, note, tmp_path):
+    splits = open_data(make(tmp_path, folders), **options)
+    assert splits.train.classes == splits.val.classes == splits.classes
+    for source, expected in ((splits.train, train), (splits.val, val)):
+        assert [source.labels.count(label) for label in range(len(splits.classes))] == expected
+        for key, label in zip(source.keys, source.labels, strict=True):
+            assert splits.classes[label] in key.split("/")
+    words = {part for word in folders.split() for part in word.partition(":")[0].split("/")}
+    assert splits.classes == options.get("classes", sorted(words - {"train", "val", "test", "images"}))
+    assert any(note in found for found in splits.notes)
+    if "test:1" in folders:
+        with pytest.raises(DataError, match="--split test needs a dataset with a test split; this one has train"):
+            open_data(tmp_path, test=True)
+
+
+def test_classes_with_other_subfolders_are_named(tmp_path):
+    make(tmp_path, "cat/persian cat/siamese dog/poodle dog/pug")
+    note = (
+        "No class folder has an image of its own, the images are in further folders: cat/ (persian, siamese), dog/"
+        " (poodle, pug)."
+    )
+    assert note in open_data(tmp_path).notes
+    assert note in inspect(tmp_path).remarks
+    (tmp_path / "cat" / "own.jpg").write_bytes(jpeg(99))
+    assert note not in open_data(tmp_path).notes
+
+
+def test_labels_follow_a_list_of_classes_in_any_unicode_form(tmp_path):
+    make(tmp_path, "cafe\u0301 tea")
+    splits = open_data(tmp_path, classes=["tea", "yak", "caf\u00e9"])
+    assert splits.classes == ["tea", "yak", "caf\u00e9"]
+    assert set(zip((key[0] for key in splits.train.keys), splits.train.labels, strict=True)) == {("c", 2), ("t", 0)}
+    with pytest.raises(DataError, match=r"one of the 2 given classes \(tea, yak\); not among them: cafe.*\. Rename"):
+        open_data(tmp_path, classes=["tea", "yak"])
+
+
+@pytest.mark.parametrize(("fraction", "held_out"), [(0.5, 10), (0.001, 1), (0.999, 19)])
+def test_a_fraction_is_kept_for_every_class(fraction, held_out, photos):
+    splits = open_data(photos, SplitPlan(val_fraction=fraction))
+    assert (counts(splits.val), counts(splits.train)) == (every(held_out), every(20 - held_out))
+
+
+def test_a_limit_takes_in_turn_from_every_class_and_decodes_no_more(photos):
+    seen, whole = [], open_data(photos)
+    few = open_data(photos, SplitPlan(limit=6), progress=lambda done, total: seen.append((done, total)))
+    assert counts(few.train) == counts(few.val) == every(2)
+    assert set(few.train.keys) <= set(whole.train.keys)
+    assert set(few.val.keys) <= set(whole.val.keys)
+    assert seen == [(12, 12)]
+    assert len(open_data(photos, SplitPlan(limit=2)).train) == 2  # fewer than classes: no error about empty ones
+
+
+def test_a_part_of_the_training_images_leaves_all_that_are_held_out(photos):
+    whole, half, least = (open_data(photos, SplitPlan(train_fraction=part)) for part in (1.0, 0.5, 0.01))
+    assert [counts(splits.train) for splits in (whole, half, least)] == [every(16), every(8), every(1)]
+    assert set(least.train.keys) < set(half.train.keys) < set(whole.train.keys)
+    assert half.val.keys == least.val.keys == whole.val.keys
+    assert set(half.train.keys) != set(open_data(photos, SplitPlan(train_fraction=0.5, seed=1)).train.keys)
+
+
+def test_a_class_of_one_is_learnt_not_held_out(photos):
+    make(photos / "further", "yak:1")
+    (photos / "further" / "yak").rename(photos / "yak")
+    (photos / "further").rmdir()
+    assert "yak/0000.jpg" in open_data(photos).train.keys
+    (photos / "yak" / "0001.jpg").write_bytes(jpeg(999))
+    (learnt,) = (key for key in open_data(photos).train.keys if key.startswith("yak"))
+    (photos / learnt).write_bytes(jpeg()[:500])  # its training image is bad: the held-out one takes its place
     splits = open_data(photos)
-    assert len(splits.train) + len(splits.val) == 60
-    assert "Not used, because outside all class folders: 1 image." in splits.notes
-
-
-def test_a_class_folder_that_is_a_link_to_outside(tmp_path):
-    class_folders(tmp_path / "data", 3)
-    class_folders(tmp_path / "store", 3, ("c",), first_seed=30)
-    (tmp_path / "data" / "c").symlink_to("../store/c")
-    with pytest.raises(
-        DataError, match=r"Folders of '.*' must be inside it; links to the outside: c\. .* --follow-links"
-    ):
-        open_data(tmp_path / "data")
-    assert open_data(tmp_path / "data", follow_links=True).classes == ["a", "b", "c"]
+    assert (counts(splits.train)["yak"], "yak" in counts(splits.val)) == (1, False)
 
 
 def test_bad_files_are_left_out_counted_and_named(photos):
@@ -233,246 +264,145 @@ def test_bad_files_are_left_out_counted_and_named(photos):
         (photos / name / f"{i:04d}.jpg").write_bytes(data)
     splits = open_data(photos)
     assert len(splits.train) + len(splits.val) == 57
-    assert [(bad.key, bad.reason) for bad in splits.bad] == [
-        ("cat/0000.jpg", "zero-byte"),
-        ("dog/0001.jpg", "not-an-image"),
-        ("owl/0002.jpg", "truncated"),
-    ]
-    assert (
-        "3 bad files excluded: 1 not-an-image, 1 truncated, 1 zero-byte (cat/0000.jpg, dog/0001.jpg, owl/0002.jpg)."
-        in splits.notes
-    )
+    bad = {"cat/0000.jpg": "zero-byte", "dog/0001.jpg": "not-an-image", "owl/0002.jpg": "truncated"}
+    assert {file.key: file.reason for file in splits.bad} == bad
+    assert f"3 bad files excluded: 1 not-an-image, 1 truncated, 1 zero-byte ({', '.join(bad)})." in splits.notes
 
 
-def test_what_is_held_out_counts_without_its_bad_files(tmp_path):
-    class_folders(tmp_path / "train", 50)
-    class_folders(tmp_path / "val", 50, first_seed=200)
-    for i in range(5):
-        (tmp_path / "val" / "a" / f"{i:04d}.jpg").write_bytes(jpeg()[:500])
-    splits = open_data(tmp_path)
-    assert (len(splits.train), len(splits.val)) == (100, 95)
-    assert [bad.split for bad in splits.bad] == ["val"] * 5
-
-
-def test_a_made_split_knows_whose_the_bad_files_are(photos):
-    held_out = keys(open_data(photos).val)
-    for key in held_out[:2]:
-        (photos / key).write_bytes(jpeg()[:500])
-    splits = open_data(photos)
-    assert [(bad.key, bad.split) for bad in splits.bad] == [(key, "val") for key in sorted(held_out[:2])]
-    assert keys(splits.val) == held_out[2:]  # and nothing else has moved
+@pytest.mark.parametrize("form", ["", "train/"])
+def test_a_bad_image_is_on_the_side_that_it_would_be_on_and_moves_no_other(form, tmp_path):
+    make(tmp_path, f"{form}cat:5 {form}dog:5")
+    train, held_out = open_data(tmp_path).train.keys, open_data(tmp_path).val.keys
+    assert len(held_out) == 2
+    for key in [*train, *held_out]:
+        data = (tmp_path / key).read_bytes()
+        (tmp_path / key).write_bytes(data[:100])
+        splits = open_data(tmp_path, max_bad=0.2)
+        assert [(bad.key, bad.split) for bad in splits.bad] == [(key, "val" if key in held_out else "train")]
+        rest = set(splits.train.keys) | set(splits.val.keys)
+        assert rest == {*train, *held_out} - {key}
+        assert key in held_out or splits.val.keys == held_out
+        (tmp_path / key).write_bytes(data)
 
 
 def test_a_tenth_may_be_bad_and_not_more(photos):
-    victims = sorted(photos.glob("*/*.jpg"))[::9][:7]
-    for path in victims[:6]:
+    for path in sorted(photos.glob("*/*.jpg"))[:54:9]:
         path.write_bytes(b"")
     assert len(open_data(photos).bad) == 6
-    victims[6].write_bytes(b"")
-    message = (
-        r"At most 0\.1 of the files may be bad; in '.*' 0\.117 are: 7 zero-byte \(cat/0000\.jpg, .* and 2 more\)\. List"
-    )
-    with pytest.raises(DataError, match=message):
+    (photos / "owl" / "0019.jpg").write_bytes(b"")
+    with pytest.raises(DataError, match=r"At most 0\.1 .* 0\.117 are: 7 zero-byte \(cat/0000\.jpg, .* and 2 more\)"):
         open_data(photos)
     assert len(open_data(photos, max_bad=0.12).bad) == 7
-
-
-def test_a_limit_sees_the_share_of_bad_files_too(photos):
     for path in sorted(photos.glob("*/*.jpg"))[::2]:
-        path.write_bytes(jpeg()[:500])
-    with pytest.raises(DataError, match="may be bad"):
+        path.write_bytes(b"")
+    with pytest.raises(DataError, match="may be bad"):  # also of the few that a limit decodes
         open_data(photos, SplitPlan(limit=10))
 
 
-def test_a_limit_takes_in_turn_from_every_class(photos):
-    splits = open_data(photos, SplitPlan(limit=6))
-    assert Counter(labels(splits.train)) == Counter(labels(splits.val)) == {0: 2, 1: 2, 2: 2}
-    whole = open_data(photos)
-    assert set(keys(splits.train)) <= set(keys(whole.train))
-    assert set(keys(splits.val)) <= set(keys(whole.val))
-    assert len(open_data(photos, SplitPlan(limit=2)).train) == 2  # fewer than classes: no error about empty ones
+def test_bad_images_outside_the_classes_are_no_problem(tmp_path):
+    """`data check` refuses what training refuses, and nothing else."""
+    make(tmp_path, "cat:5 dog:5")
+    for i in range(30):
+        (tmp_path / f"{i}.jpg").write_bytes(jpeg(i)[:200])
+    assert problem_of(inspect(tmp_path)) == ""
+    assert len(open_data(tmp_path).train) == 8
 
 
-def test_a_fraction_of_every_class_and_all_that_is_held_out(photos):
-    whole, half, tenth = (open_data(photos, SplitPlan(train_fraction=part)) for part in (1.0, 0.5, 0.01))
-    counts = Counter(labels(whole.train))
-    assert Counter(labels(half.train)) == {label: round(count / 2) for label, count in counts.items()}
-    assert Counter(labels(tenth.train)) == dict.fromkeys(counts, 1)
-    assert set(keys(tenth.train)) < set(keys(half.train)) < set(keys(whole.train))
-    assert keys(half.val) == keys(tenth.val) == keys(whole.val)
-    assert set(keys(half.train)) != set(keys(open_data(photos, SplitPlan(train_fraction=0.5, seed=1)).train))
-    digits = open_data("digits", SplitPlan(train_fraction=0.1))
-    assert 130 < len(digits.train) < 160
-    assert len(digits.val) == len(open_data("digits").val)
-
-
-def test_a_limit_decodes_no_more_than_it_takes(photos):
-    seen = []
-    open_data(photos, SplitPlan(limit=6), progress=lambda done, total: seen.append((done, total)))
-    assert seen == [(12, 12)]
-
-
-def test_a_class_of_one_is_learnt_not_held_out(photos):
-    class_folders(photos, 1, ("yak",), first_seed=90)
-    splits = open_data(photos)
-    assert 3 in labels(splits.train)
-    assert 3 not in labels(splits.val)
-
-
-def test_a_class_whose_training_picture_is_bad_keeps_the_held_out_one(photos):
-    class_folders(photos, 2, ("yak",), first_seed=90)
-    learnt = next(key for key in keys(open_data(photos).train) if key.startswith("yak"))
-    (photos / learnt).write_bytes(jpeg()[:500])
-    splits = open_data(photos)
-    assert 3 in labels(splits.train)
-    assert 3 not in labels(splits.val)
-
-
-def test_two_single_pictures_are_too_few(tmp_path):
-    class_folders(tmp_path, 1)
-    with pytest.raises(
-        DataError, match=r"usable images in both splits; the validation set of '.*' has none \(2 for training, 0"
-    ):
-        open_data(tmp_path)
-
-
-def test_a_held_out_folder_without_images(given):
-    for path in (given / "val").glob("*/*.jpg"):
-        path.unlink()
-    with pytest.raises(
-        DataError, match=r"usable images in both splits; val/ of '.*' has none \(12 for training, 0 held out"
-    ):
-        open_data(given)
-
-
-def test_labels_follow_a_list_of_classes(photos):
-    splits = open_data(photos, classes=["zebra", "owl", "dog", "cat"])
-    assert splits.classes == ["zebra", "owl", "dog", "cat"]
-    assert {key.split("/")[0]: label for key, label in zip(keys(splits.val), labels(splits.val), strict=True)} == {
-        "cat": 3,
-        "dog": 2,
-        "owl": 1,
-    }
-
-
-def test_a_class_that_is_not_in_the_list_is_refused_by_name(photos):
-    with pytest.raises(DataError, match=r"one of the 2 given classes \(cat, dog\); not among them: owl\. Rename"):
-        open_data(photos, classes=["cat", "dog"])
-
-
-def test_one_picture_is_enough_to_evaluate(tmp_path):
-    class_folders(tmp_path, 1, ("cat",))
-    splits = open_data(tmp_path, classes=["cat", "dog"])
-    assert (keys(splits.train), keys(splits.val), splits.classes) == (["cat/0000.jpg"], [], ["cat", "dog"])
-
-
-def test_ignored_and_passed_over_are_noted(photos):
-    (photos / "cat" / "notes.txt").write_text("x")
-    (photos / "cat" / "list.csv").write_text("x")
-    (photos / "dog" / "list.csv").write_text("x")
-    (photos / "dog" / "._x.jpg").write_bytes(b"x")
-    notes = open_data(photos).notes
-    assert "Ignored, not images by name or content: 2 .csv, 1 .txt." in notes
-    assert any(re.match(r"Skipped: 1 hidden \(", note) for note in notes)
-
-
-def test_conversions_are_noted(photos):
+def test_what_is_not_used_or_converted_is_noted(photos):
+    (photos / "cover.jpg").write_bytes(jpeg(99))
+    for name in ("cat/notes.txt", "cat/list.csv", "dog/list.csv", "dog/._x.jpg"):
+        (photos / name).write_text("x")
     Image.new("CMYK", (8, 8)).save(photos / "cat" / "ink.jpg")
-    assert "Converted: 1 cmyk (CMYK, converted to RGB)." in open_data(photos).notes
+    splits = open_data(photos)
+    assert len(splits.train) + len(splits.val) == 61
+    assert {
+        "Not used, because outside all class folders: 1 image.",
+        "Ignored, not images by name or content: 2 .csv, 1 .txt.",
+        "Converted: 1 cmyk (CMYK, converted to RGB).",
+    } <= set(splits.notes)
+    assert any(note.startswith("Skipped: 1 hidden (") for note in splits.notes)
+
+
+def test_images_next_to_what_is_read_are_counted(given, tmp_path):
+    (given / "loose.jpg").write_bytes(jpeg(1000))
+    members = [(f"{name}/{i}.jpg", jpeg(10 * len(name) + i)) for name in ("cat", "mouse") for i in range(3)]
+    (tar(tmp_path / "shards" / "photos.tar", members).parent / "loose.png").write_bytes(jpeg(2))
+    for data in (given, tmp_path / "shards"):
+        assert any("Skipped: 1 beside" in note for note in open_data(data).notes), data
+
+
+def test_a_class_folder_that_is_a_link_to_outside(tmp_path):
+    make(tmp_path, "data/a data/b store/c")
+    (tmp_path / "data" / "c").symlink_to("../store/c")
+    with pytest.raises(DataError, match=r"Folders of '.*' must be inside it; .*: c\. .* --follow-links"):
+        open_data(tmp_path / "data")
+    assert open_data(tmp_path / "data", follow_links=True).classes == ["a", "b", "c"]
+
+
+def copy(root: Path, source: str, *targets: str) -> None:
+    for target in targets:
+        shutil.copy(root / source, root / target)
+
+
+def copies_noted(data: Path, words: str = "byte-identical", **plan: int) -> str:
+    (note,) = (note for note in open_data(data, SplitPlan(**plan)).notes if words in note)
+    return note
 
 
 def test_copies_that_flatter_are_noted(given):
-    (given / "val" / "cat" / "again.jpg").write_bytes((given / "train" / "cat" / "0001.jpg").read_bytes())
-    (given / "val" / "owl" / "again.jpg").write_bytes((given / "val" / "owl" / "0000.jpg").read_bytes())
-    assert [note for note in open_data(given).notes if "byte-identical" in note] == [
+    copy(given, "train/cat/0001.jpg", "val/cat/again.jpg")
+    copy(given, "val/owl/0000.jpg", "val/owl/again.jpg")
+    assert copies_noted(given) == (
         "1 validation image is byte-identical to a training image, "
         "which makes the validation accuracy too high: val/cat/again.jpg. To keep copies on one side: "
         "weft data review DATA --out DIR, then weft train DIR/corrected.csv --group group."
-    ]
+    )
 
 
-def test_copies_in_any_two_folds_are_noted(photos):
-    for number in range(5):
-        (photos / "cat" / f"again{number}.jpg").write_bytes((photos / "cat" / "0001.jpg").read_bytes())
-    for fold in (1, 2, 3):
-        (note,) = [note for note in open_data(photos, SplitPlan(folds=3, fold=fold)).notes if "byte-identical" in note]
-        assert note.startswith("6 validation images are byte-identical to a training image, ")
+@pytest.mark.parametrize("fold", [1, 2, 3])
+def test_copies_in_any_two_folds_are_noted(fold, photos):
+    copy(photos, "cat/0001.jpg", *(f"cat/again{number}.jpg" for number in range(5)))
+    note = copies_noted(photos, folds=3, fold=fold)
+    assert note.startswith("6 validation images are byte-identical to a training image, ")
 
 
-def test_of_many_copies_a_few_are_named(photos):
-    first = (photos / "cat" / "0000.jpg").read_bytes()
-    for number in range(1, 20):
-        (photos / "cat" / f"{number:04}.jpg").write_bytes(first)
-    (photos / "dog" / "cat.jpg").write_bytes(first)
-    (note,) = [note for note in open_data(photos).notes if "several classes" in note]
-    assert note.endswith(": cat/0000.jpg = cat/0001.jpg = cat/0002.jpg = cat/0003.jpg = cat/0004.jpg = 16 more.")
-
-
-def test_copies_under_two_names_are_noted(photos):
-    for name in ("dog", "owl"):
-        (photos / name / "cat.jpg").write_bytes((photos / "cat" / "0003.jpg").read_bytes())
+def test_copies_under_two_names_are_noted_and_never_held_out(photos):
+    copy(photos, "cat/0003.jpg", "dog/cat.jpg", "owl/cat.jpg")
     splits = open_data(photos, SplitPlan(val_fraction=0.05))
-    assert not any("/cat.jpg" in key or "0003" in key for key in keys(splits.val))
+    assert not any("/cat.jpg" in key or "0003" in key for key in splits.val.keys)
     assert splits.notes[1:] == [
         "1 image is in several classes, byte-identical: cat/0003.jpg = dog/cat.jpg = owl/cat.jpg."
     ]
+    copy(photos, "cat/0003.jpg", *(f"cat/{number:04}.jpg" for number in range(20) if number != 3))
+    some = "cat/0000.jpg = cat/0001.jpg = cat/0002.jpg = cat/0003.jpg = cat/0004.jpg = 17 more."
+    assert copies_noted(photos, words="several classes").endswith(f": {some}")
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"val_fraction": 0.0}, r"val_fraction must be between 0 and 1, exclusive; got 0\.0"),
-        ({"val_fraction": 1.0}, r"val_fraction must be between 0 and 1, exclusive; got 1\.0"),
-        ({"max_bad": -0.1}, r"max_bad must be between 0 and 1; got -0\.1"),
-        ({"max_bad": 1.5}, r"max_bad must be between 0 and 1; got 1\.5"),
-        ({"train_fraction": 0.0}, r"train_fraction must be above 0 and at most 1; got 0\.0"),
-        ({"train_fraction": 1.1}, r"train_fraction must be above 0 and at most 1; got 1\.1"),
-        ({"limit": 0}, r"limit must be at least 1 image; got 0"),
-    ],
+    ("spoil", "reason"),
+    [(Path.unlink, "the file does not exist"), (lambda path: path.write_bytes(b"<html>"), "its content is none of")],
 )
-def test_numbers_out_of_range(photos, options, message):
-    with pytest.raises(UsageError, match=message):
-        open_data(photos, **options) if "max_bad" in options else open_data(photos, SplitPlan(**options))
-
-
-def test_a_picture_that_vanishes_is_named(photos):
+def test_an_image_that_goes_bad_is_named(spoil, reason, photos):
     splits = open_data(photos)
-    key = splits.train.read(5).key
-    (photos / key).unlink()
-    with pytest.raises(
-        DataError, match=rf"{key} cannot be used: the file does not exist\. It could be read when the data was"
-    ):
-        splits.train.read(5)
-
-
-def test_the_typical_size(photos):
-    assert image_size_hint(open_data(photos).train) == (24, 32)
-
-
-def test_the_typical_size_of_pictures_that_have_gone(photos):
-    splits = open_data(photos)
-    key = splits.train.read(0).key
-    (photos / key).write_bytes(b"<html>")
-    with pytest.raises(DataError, match=rf"{key} cannot be used: its content is none of .* It could be read when"):
+    key = splits.train.keys[0]
+    spoil(photos / key)
+    with pytest.raises(DataError, match=rf"{key} cannot be used: {reason}.* It could be read when the data was"):
         image_size_hint(splits.train)
 
 
 def test_names_are_stable_whatever_lists_the_folder(photos, monkeypatch):
-    expected = keys(open_data(photos).train)
+    expected = open_data(photos).train.keys
     scandir = os.scandir
 
-    class Backwards:
+    class Backwards(list):
         def __init__(self, path):
-            self.entries = sorted(scandir(path), key=lambda entry: entry.name, reverse=True)
+            super().__init__(sorted(scandir(path), key=lambda entry: entry.name, reverse=True))
 
         def __enter__(self):
-            return self.entries
+            return self
 
         def __exit__(self, *_):
             return None
 
-        def __iter__(self):
-            return iter(self.entries)
-
     monkeypatch.setattr(os, "scandir", Backwards)
-    assert keys(open_data(photos).train) == expected
+    assert open_data(photos).train.keys == expected

@@ -11,6 +11,7 @@ from weft.data.order import Order, Share, epochs_of
 from weft.data.seeding import epoch_order
 from weft.errors import UsageError
 
+LABELS = [0] * 70 + [1] * 25 + [2] * 5
 LAYOUTS = [(world, accumulate) for world in (1, 2, 4) for accumulate in (1, 2, 3)]
 
 
@@ -24,11 +25,11 @@ def all_parts(epoch: int, step: int, world: int, accumulate: int, **more) -> lis
 
 
 @pytest.mark.parametrize(("world", "accumulate"), LAYOUTS)
-@pytest.mark.parametrize("repeats", [1, 3])
-def test_the_parts_of_a_step_are_the_step(world: int, accumulate: int, repeats: int) -> None:
+@pytest.mark.parametrize("options", [{}, {"repeats": 3}, {"labels": LABELS}], ids=["plain", "repeated", "balanced"])
+def test_the_parts_of_a_step_are_the_step(world: int, accumulate: int, options: dict) -> None:
     for step in range(4):
-        parts = all_parts(2, step, world, accumulate, repeats=repeats)
-        assert sorted(itertools.chain(*parts)) == sorted(order(repeats=repeats).keys(2, step))
+        parts = all_parts(2, step, world, accumulate, **options)
+        assert sorted(itertools.chain(*parts)) == sorted(order(**options).keys(2, step))
         assert len({len(part) for part in parts}) == 1
 
 
@@ -87,9 +88,6 @@ def test_epochs_of() -> None:
     assert [epochs_of(steps, 10) for steps in (1, 10, 11, 20)] == [1, 1, 2, 2]
 
 
-LABELS = [0] * 70 + [1] * 25 + [2] * 5
-
-
 @pytest.mark.parametrize("repeats", [1, 2])
 def test_balanced_order_draws_every_class_equally_often(repeats: int) -> None:
     balanced = order(batch_size=20, labels=LABELS, repeats=repeats)
@@ -101,11 +99,6 @@ def test_balanced_order_draws_every_class_equally_often(repeats: int) -> None:
         if repeats == 1:
             assert {index for _, index, _ in keys if LABELS[index] > 0} == set(range(70, 100))
     assert len({frozenset(index for _, index, _ in keys) for keys in epochs}) == 3, "other parts of the large class"
-
-
-def test_balanced_order_is_the_same_in_any_number_of_parts() -> None:
-    parts = all_parts(1, 2, 2, 3, labels=LABELS)
-    assert sorted(itertools.chain(*parts)) == sorted(order(labels=LABELS).keys(1, 2))
 
 
 def test_balanced_order_of_equal_classes_uses_every_image() -> None:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import random
 import re
 
 import numpy as np
 import pytest
 import timm
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from timm.data import create_transform, resolve_data_config
 from torchvision import transforms
 
-import weft
 from tests.data.pictures import encoded, photo
 from weft.data import eval_transform, open_image, train_transform
 from weft.data.preprocessing import visible
@@ -24,6 +22,8 @@ from weft.errors import UsageError
 PHOTO = Image.fromarray(photo(90, 120))
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 UNIT = ((0.0,) * 3, (1.0,) * 3)  # mean and std that leave 0 to 1 as it is
+PLAIN = {"crop_pct": 1.0, "mean": UNIT[0], "std": UNIT[1]}
+WHOLE = {"crop": "resized", "scale": (1.0, 1.0), "ratio": (1.0, 1.0)}  # the whole image
 
 
 @pytest.mark.parametrize(("size", "margin"), [(32, 4), (48, 6)])
@@ -41,7 +41,8 @@ def test_a_shift_is_torchvisions_draw_for_draw(size, margin, mode):
 
 @pytest.mark.parametrize("name", ["levit_128s", "deit_tiny_patch16_224", "resnet18", "mobilenetv3_small_100"])
 def test_evaluation_equals_timms(name):
-    model = timm.create_model(name)
+    with torch.device("meta"):
+        model = timm.create_model(name)
     theirs = create_transform(**resolve_data_config(model=model), is_training=False)
     for cfg in (model.pretrained_cfg, timm.models.get_pretrained_cfg(name)):
         torch.testing.assert_close(eval_transform(cfg)(PHOTO), theirs(PHOTO), rtol=0, atol=0)
@@ -68,39 +69,10 @@ def test_evaluation_equals_timms_for_every_shape(crop_mode: str, interpolation: 
         assert np.array_equal(eval_transform(arguments).normalize(batch)[1], seen.numpy())
 
 
-@pytest.mark.parametrize("name", ["ceit_nano_32", "cvt_nano_32", "levit_nano_32", "cvt_13", "levit_128s"])
-def test_evaluation_gives_what_the_model_takes(name):
-    cfg = weft.create_model(name).pretrained_cfg
-    assert eval_transform(cfg)(PHOTO).shape == torch.Size(cfg["input_size"])
-
-
-def test_squash_keeps_the_whole_picture():
-    cfg = {"input_size": (3, 30, 40), "crop_pct": 1.0, "crop_mode": "squash", "interpolation": "bilinear"}
-    cfg |= {"mean": UNIT[0], "std": UNIT[1]}
-    expected = np.asarray(PHOTO.resize((40, 30), Image.Resampling.BILINEAR)).transpose(2, 0, 1) / np.float32(255)
-    np.testing.assert_allclose(eval_transform(cfg)(PHOTO).numpy(), expected, rtol=0, atol=1e-7)
-
-
-def test_centre_crops_and_border_pads():
-    cfg = {"input_size": (3, 90, 90), "crop_pct": 1.0, "mean": UNIT[0], "std": UNIT[1]}
-    whole = np.asarray(PHOTO).transpose(2, 0, 1) / np.float32(255)
-    np.testing.assert_allclose(eval_transform(cfg)(PHOTO).numpy(), whole[:, :, 15:105], rtol=0, atol=1e-7)
-    padded = eval_transform(cfg | {"input_size": (3, 120, 120), "crop_mode": "border"})(PHOTO)
-    np.testing.assert_allclose(padded.numpy()[:, 15:105], whole, rtol=0, atol=1e-7)
-    assert padded[:, :15].eq(0).all()
-
-
 @pytest.mark.parametrize("mode", ["center", "squash", "border"])
 def test_a_crop_larger_than_a_small_image(mode):
     cfg = {"input_size": (3, 4, 6), "crop_pct": 10.0, "crop_mode": mode}
     assert eval_transform(cfg)(PHOTO).shape == (3, 4, 6)
-
-
-def test_normalisation_is_mean_and_std():
-    flat = Image.new("RGB", (8, 8), (255, 0, 51))
-    seen = eval_transform({"input_size": (3, 8, 8), "crop_pct": 1.0, "mean": MEAN, "std": STD})(flat)
-    expected = [(1 - 0.485) / 0.229, (0 - 0.456) / 0.224, (0.2 - 0.406) / 0.225]
-    torch.testing.assert_close(seen[:, 4, 4], torch.tensor(expected), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("channels", [1, 3, 5])
@@ -117,42 +89,36 @@ def test_what_is_visible_is_what_was_there(channels):
 
 def test_gray_becomes_three_equal_channels():
     gray = photo(16, 16)[..., 0]
-    seen = eval_transform({"input_size": (3, 16, 16), "crop_pct": 1.0, "mean": UNIT[0], "std": UNIT[1]})(
-        open_image(encoded(gray, "PNG"))
-    )
-    for channel in seen:
-        np.testing.assert_array_equal(np.rint(channel.numpy() * 255), gray)
+    seen = eval_transform(PLAIN | {"input_size": (3, 16, 16)})(open_image(encoded(gray, "PNG")))
+    np.testing.assert_array_equal(np.rint(seen.numpy() * 255), np.stack([gray] * 3))
 
 
-@pytest.mark.parametrize("train", [False, True])
-def test_one_channel_keeps_gray_levels(train):
+@pytest.mark.parametrize(
+    "transform",
+    [
+        train_transform(16, (0.5,), (0.25,), in_chans=1, hflip=False, **WHOLE),
+        eval_transform({"input_size": (1, 16, 16), "crop_pct": 1.0, "mean": (0.5,), "std": (0.25,)}),
+    ],
+    ids=["train", "eval"],
+)
+def test_one_channel_keeps_gray_levels(transform):
     gray = photo(16, 16)[..., 0]
-    cfg = {"input_size": (1, 16, 16), "crop_pct": 1.0, "mean": (0.5,), "std": (0.25,)}
-    transform = (
-        train_transform(16, (0.5,), (0.25,), in_chans=1, hflip=False, crop="resized", scale=(1, 1), ratio=(1, 1))
-        if train
-        else eval_transform(cfg)
-    )
     seen = transform(open_image(encoded(gray, "PNG")))
-    assert seen.shape == (1, 16, 16)
-    np.testing.assert_array_equal(np.rint((seen[0].numpy() * 0.25 + 0.5) * 255), gray)
+    np.testing.assert_array_equal(np.rint((seen.numpy() * 0.25 + 0.5) * 255), gray[None])
 
 
 def test_one_channel_of_a_model_made_for_three_takes_the_average():
-    seen = eval_transform({"input_size": (1, 8, 8), "mean": (0.2, 0.4, 0.6), "std": (0.1, 0.2, 0.3)})(
-        Image.new("L", (9, 9))
-    )
-    assert seen.shape == (1, 8, 8)
+    cfg = {"input_size": (1, 8, 8), "mean": (0.2, 0.4, 0.6), "std": (0.1, 0.2, 0.3)}
+    seen = eval_transform(cfg)(Image.new("L", (9, 9)))
     torch.testing.assert_close(seen, torch.full((1, 8, 8), -2.0))
 
 
-def test_a_rectangle_is_height_by_width():
-    assert train_transform((32, 96), MEAN, STD)(PHOTO).shape == (3, 32, 96)
-    assert train_transform((16, 40), MEAN, STD)(PHOTO).shape == (3, 16, 40)
-    assert train_transform(64, MEAN, STD)(PHOTO).shape == (3, 64, 64)
+@pytest.mark.parametrize(("size", "shape"), [((32, 96), (3, 32, 96)), ((16, 40), (3, 16, 40)), (64, (3, 64, 64))])
+def test_a_rectangle_is_height_by_width(size, shape):
+    assert train_transform(size, MEAN, STD)(PHOTO).shape == shape
 
 
-def test_small_pictures_are_shifted_not_zoomed():
+def test_small_images_are_shifted_not_zoomed():
     """Every outcome is a window of 32 pixels of the picture with its border repeated 4 times on each side."""
     small = Image.fromarray(photo(32, 32))
     padded = np.pad(photo(32, 32), ((4, 4), (4, 4), (0, 0)), mode="edge")
@@ -165,18 +131,14 @@ def test_small_pictures_are_shifted_not_zoomed():
 
 def test_mirroring_is_on_request_and_for_half():
     small = Image.fromarray(photo(64, 64))
-    keep = {"crop": "resized", "scale": (1.0, 1.0), "ratio": (1.0, 1.0)}
-    upright = train_transform(64, *UNIT, hflip=False, **keep)(small)
-    mirrored = train_transform(64, *UNIT, hflip=True, **keep)
-    counts = {True: 0, False: 0}
-    for _ in range(200):
-        seen = mirrored(small)
-        is_upright = torch.equal(seen, upright)
-        assert is_upright or torch.equal(seen, upright.flip(-1))
-        counts[is_upright] += 1
-    assert 60 < counts[True] < 140  # 100 +- 40: wrong once in 1e8
-    for _ in range(50):
-        assert torch.equal(train_transform(64, *UNIT, hflip=False, **keep)(small), upright)
+    upright = train_transform(64, *UNIT, hflip=False, **WHOLE)
+    mirrored = train_transform(64, *UNIT, hflip=True, **WHOLE)
+    expected = upright(small)
+    seen = [mirrored(small) for _ in range(200)]
+    is_upright = [torch.equal(image, expected) for image in seen]
+    assert all(fits or torch.equal(image, expected.flip(-1)) for image, fits in zip(seen, is_upright, strict=True))
+    assert 60 < sum(is_upright) < 140  # 100 +- 40: wrong once in 1e8
+    assert all(torch.equal(upright(small), expected) for _ in range(50))
 
 
 def test_erasing_replaces_a_rectangle():
@@ -194,13 +156,6 @@ def test_colours_vary_with_jitter_only():
     assert len({train_transform(64, *UNIT)(flat).sum().item() for _ in range(10)}) == 1
 
 
-def test_timm_still_asks_for_no_bits_and_pillow_still_refuses():
-    """The reason for the clamp. When this fails, it may go."""
-    with pytest.raises(ValueError, match="bits must be between or equal to 1 and 8"):
-        ImageOps.posterize(PHOTO, 0)
-    assert timm.data.auto_augment._posterize_increasing_level_to_arg(10, {}) == (0,)
-
-
 @pytest.mark.parametrize("policy", ["rand-m9-mstd0.5-inc1", "rand-m10-inc1", "rand-m10-mstd0.5"])
 def test_rand_augment_survives_its_strongest_level(policy):
     ops = _rand_augment(policy, (32, 32), MEAN, "bicubic").ops
@@ -210,7 +165,7 @@ def test_rand_augment_survives_its_strongest_level(policy):
         op.prob, op.magnitude, op.magnitude_std = 1.0, 10 if op.name.endswith("Increasing") else 0, 0
         np.testing.assert_array_equal(np.asarray(op(PHOTO)), np.asarray(PHOTO) & 0x80)
     transform = train_transform(64, MEAN, STD, rand_augment=policy)
-    for index in range(300):
+    for index in range(100):
         with seeded_rng(index):
             assert transform(PHOTO).isfinite().all()
 
@@ -221,56 +176,31 @@ def test_the_clamp_is_ours_alone():
     np.testing.assert_array_equal(np.asarray(posterize_at_least_one_bit(PHOTO, 3)), np.asarray(PHOTO) & 0xE0)
 
 
-def test_chance_comes_from_the_seeds_alone():
-    transform = train_transform(
-        64, MEAN, STD, "random", color_jitter=0.2, rand_augment="rand-m9-mstd0.5-inc1", erase_prob=0.9
-    )
-    with seeded_rng(1):
-        one = transform(PHOTO)
-    random.seed(99)
-    with seeded_rng(1):
-        torch.testing.assert_close(transform(PHOTO), one, rtol=0, atol=0)
-
-
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("arguments", "options", "words"),
     [
-        (lambda: train_transform(32, MEAN, STD, "cubic"), r"interpolation must be bicubic, .*; got 'cubic'"),
-        (
-            lambda: train_transform(32, MEAN, STD, crop="zoom"),
-            r"crop must be auto, resized, shift, cut or none; got 'zoom'",
-        ),
-        (lambda: train_transform(32, MEAN, STD, in_chans=4), r"one value per channel \(4\); got \(0\.485"),
-        (lambda: train_transform(32, (0.5,) * 4, (0.5,) * 4, in_chans=4), r"in_chans must be 3 \(RGB\) or 1 .*; got 4"),
-        (lambda: train_transform(32, (0.5,), STD), r"one value per channel \(3\); got \(0\.5,\)"),
-        (lambda: train_transform(32, MEAN, STD, rand_augment="random"), r"policy such as rand-m9.*; got 'random'"),
-        (lambda: train_transform(32, MEAN, STD, rand_augment="rand-q9"), r"policy such as rand-m9.*; got 'rand-q9'"),
-        (
-            lambda: eval_transform({"crop_mode": "stretch"}),
-            r"crop_mode must be center, squash or border; got 'stretch'",
-        ),
-        (lambda: eval_transform({"interpolation": "cubic"}), r"interpolation must be .*; got 'cubic'"),
-        (lambda: eval_transform({"input_size": (5, 32, 32)}), r"one value per channel \(5\)"),
+        ((32, MEAN, STD, "cubic"), {}, r"interpolation must be bicubic, .*; got 'cubic'"),
+        ((32, MEAN, STD), {"crop": "zoom"}, r"crop must be auto, resized, shift, cut or none; got 'zoom'"),
+        ((32, MEAN, STD), {"in_chans": 4}, r"one value per channel \(4\); got \(0\.485"),
+        ((32, (0.5,) * 4, (0.5,) * 4), {"in_chans": 4}, r"in_chans must be 3 \(RGB\) or 1 .*; got 4"),
+        ((32, (0.5,), STD), {}, r"one value per channel \(3\); got \(0\.5,\)"),
+        ((32, MEAN, STD), {"rand_augment": "random"}, r"policy such as rand-m9.*; got 'random'"),
+        ((32, MEAN, STD), {"rand_augment": "rand-q9"}, r"policy such as rand-m9.*; got 'rand-q9'"),
+        ((), {"crop_mode": "stretch"}, r"crop_mode must be center, squash or border; got 'stretch'"),
+        ((), {"interpolation": "cubic"}, r"interpolation must be .*; got 'cubic'"),
+        ((), {"input_size": (5, 32, 32)}, r"one value per channel \(5\)"),
     ],
 )
-def test_words_that_do_not_fit(make, message):
-    with pytest.raises(UsageError, match=message):
-        make()
+def test_invalid_values_are_refused(arguments, options, words):
+    with pytest.raises(UsageError, match=words):
+        train_transform(*arguments, **options) if arguments else eval_transform(options)
 
 
 @pytest.mark.parametrize(
     ("sizes", "input_size", "message"),
     [
-        (
-            [(40, 200)] * 3,
-            (224, 224),
-            r"wider than the input of 224x224: .* 5\.0 .* 85 % .*--img-size 96x512",
-        ),
-        (
-            [(200, 40)] * 3,
-            (224, 224),
-            r"taller than the input of 224x224: .* 5\.0 .* 85 % .*--img-size 512x96",
-        ),
+        ([(40, 200)] * 3, (224, 224), r"wider than the input of 224x224: .* 5\.0 .* 85 % .*--img-size 96x512"),
+        ([(200, 40)] * 3, (224, 224), r"taller than the input of 224x224: .* 5\.0 .* 85 % .*--img-size 512x96"),
         ([(90, 160)] * 3, (32, 32), r"wider .* factor of 1\.8"),
         ([(90, 160), (160, 90)], (32, 32), r"factor of 1\.8 .* cut off\.$"),  # no shape fits both
         ([(100, 100)] * 3, (128, 640), r"taller than the input of 128x640"),

@@ -84,7 +84,7 @@ def _palette(**options: object) -> bytes:
 def _rotated() -> bytes:
     exif = Image.Exif()
     exif[0x0112] = 6
-    return jpeg(exif=exif)
+    return encoded(photo(), "JPEG", exif=exif)
 
 
 BAD = [
@@ -116,6 +116,7 @@ BAD = [
 GOOD = [
     Animal("plain.jpg", jpeg(), "good", ()),
     Animal("damaged-inside.jpg", _damaged(jpeg()), "good", ()),  # no decoder can tell
+    Animal("no-end.jpg", jpeg(9)[:-2], "good", ("no-end-marker",)),
     Animal("progressive.jpeg", jpeg(progressive=True), "good", ()),
     Animal("plain.jfif", jpeg(1), "good", ()),
     Animal("plain.webp", encoded(photo(), "WEBP"), "good", ()),

@@ -13,9 +13,13 @@ from weft.machine import processor
 
 
 @pytest.fixture(autouse=True)
-def read_anew() -> Iterator[None]:
+def cpuinfo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """An absent file in place of /proc/cpuinfo, no limits, and no cache."""
+    for name in processor.LIMITS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(processor, "_CPUINFO", tmp_path / "cpuinfo")
     processor.cpu_flags.cache_clear()
-    yield
+    yield tmp_path / "cpuinfo"
     processor.cpu_flags.cache_clear()
 
 
@@ -32,13 +36,9 @@ def read_anew() -> Iterator[None]:
         ("fp asimd", "neon", False),
     ],
 )
-def test_the_class_follows_from_the_flags(
-    flags: str, name: str, has_bf16: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_class_follows_from_the_flags(flags, name, has_bf16, cpuinfo):
     title = "Features" if "asimd" in flags else "flags"
-    info = tmp_path / "cpuinfo"
-    info.write_text(f"processor\t: 0\nmodel name\t: A fast one\n{title}\t\t: {flags}\n")
-    monkeypatch.setattr(processor, "_CPUINFO", info)
+    cpuinfo.write_text(f"processor\t: 0\nmodel name\t: A fast one\n{title}\t\t: {flags}\n")
     assert processor.processor_class() == name
     assert processor.has_bf16() is has_bf16
     assert processor.cpu_name() == "A fast one"
@@ -57,50 +57,31 @@ def test_the_class_follows_from_the_flags(
         ("ATEN_CPU_CAPABILITY", "avx2", "amx", True),  # bf16 is multiplied by oneDNN
     ],
 )
-def test_a_limit_of_onednn_leaves_the_instructions_of_a_class(
-    variable: str, value: str, name: str, has_bf16: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    flags = "avx2 fma avx512f avx512_vnni avx512_bf16 amx_bf16 amx_int8"
-    (tmp_path / "cpuinfo").write_text(f"model name\t: A fast one\nflags\t\t: {flags}\n")
-    monkeypatch.setattr(processor, "_CPUINFO", tmp_path / "cpuinfo")
-    for other in processor.LIMITS:
-        monkeypatch.delenv(other, raising=False)
+def test_a_limit_of_onednn_leaves_the_instructions_of_a_class(variable, value, name, has_bf16, cpuinfo, monkeypatch):
+    cpuinfo.write_text("flags\t\t: avx2 fma avx512f avx512_vnni avx512_bf16 amx_bf16 amx_int8\n")
     monkeypatch.setenv(variable, value)
     assert (processor.processor_class(processor.onednn_flags()), processor.has_bf16()) == (name, has_bf16)
     assert (processor.processor_class(), processor.limits()) == ("amx", {variable: value})
 
 
-def test_a_limit_is_a_short_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_is_a_short_text_and_of_x86(cpuinfo, monkeypatch):
+    cpuinfo.write_text("Features\t: fp asimd sve\n")
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", 1000 * "\x1b")
+    assert processor.onednn_flags() == ("asimd", "sve")
     assert len(processor.limits()["ATEN_CPU_CAPABILITY"]) == processor.MAX_LIMIT
 
 
-def test_the_limit_is_of_x86(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "cpuinfo").write_text("Features\t: fp asimd sve\n")
-    monkeypatch.setattr(processor, "_CPUINFO", tmp_path / "cpuinfo")
-    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
-    assert processor.onednn_flags() == ("asimd", "sve")
-
-
-def test_no_cpuinfo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(processor, "_CPUINFO", tmp_path / "absent")
-    monkeypatch.setattr(processor.platform, "processor", lambda: "")
-    assert (processor.cpu_flags(), processor.cpu_name(), processor.processor_class()) == ((), None, "unknown")
-
-
-def test_the_name_without_a_model_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    info = tmp_path / "cpuinfo"
-    info.write_text("processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd0c\n")
-    monkeypatch.setattr(processor, "_CPUINFO", info)
-    assert processor.cpu_name() == "ARM 0x41 0xd0c"
-    monkeypatch.setattr(processor, "_CPUINFO", tmp_path / "absent")
-    monkeypatch.setattr(processor.platform, "processor", lambda: "Intel64 Family 6")
+def test_the_name_without_a_model_name(cpuinfo, monkeypatch):
+    names = iter(["Intel64 Family 6", ""])
+    monkeypatch.setattr(processor.platform, "processor", lambda: next(names))
     assert processor.cpu_name() == "Intel64 Family 6"
+    assert (processor.cpu_flags(), processor.cpu_name(), processor.processor_class()) == ((), None, "unknown")
+    cpuinfo.write_text("processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd0c\n")
+    assert processor.cpu_name() == "ARM 0x41 0xd0c"
 
 
-def test_emulated_bf16_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in processor.LIMITS:
-        monkeypatch.delenv(name, raising=False)
+def test_emulated_bf16_is_named(monkeypatch):
     monkeypatch.setattr(processor, "has_bf16", lambda: False)
     note = "This processor emulates bf16, which is slow. --precision fp32 is faster."
     assert processor.bf16_note("cpu", "bf16") == note
@@ -124,9 +105,7 @@ def test_emulated_bf16_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 4),
     ],
 )
-def test_cores_of_a_container(
-    files: dict[str, str], cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cores_of_a_container(files, cores, tmp_path, monkeypatch):
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)

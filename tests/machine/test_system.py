@@ -23,15 +23,8 @@ from weft.machine.system import MAX_NAME_BYTES, file_name
 from weft.runs import directory
 from weft.study.plan import slug
 
-DEVICES = {
-    "con",
-    "prn",
-    "aux",
-    "nul",
-    "conin$",
-    "conout$",
-    *(f"{n}{i}" for n in ("com", "lpt") for i in "0123456789¹²³"),
-}
+PORTS = {f"{name}{i}" for name in ("com", "lpt") for i in "0123456789¹²³"}
+DEVICES = PORTS | {"con", "prn", "aux", "nul", "conin$", "conout$"}
 REFUSED = set('<>:"/\\|?*') | {chr(code) for code in range(32)}
 
 
@@ -68,28 +61,24 @@ def test_file_names_that_every_system_accepts(text: str) -> None:
         assert file_name(unicodedata.normalize("NFD", text)) == file_name(text)
 
 
-def test_names_stay_readable() -> None:
-    assert file_name("levit_256.fb_dist_in1k-photos 2") == "levit_256.fb_dist_in1k-photos_2"
-    assert file_name("사진 é 猫.v2") == "사진_é_猫.v2"
-    assert file_name("C:\\photos") == "C__photos"
-    assert file_name("NUL") == "_NUL"
-    assert file_name("console") == "console"
-    assert file_name(" . ") == "_._"
-    assert file_name("...") == "unnamed"
-    assert slug("3x3 conv, no BN") == "3x3-conv-no-bn"
-    assert slug("con") == "_con"
-    assert (slug("사진"), slug("猫 1")) == ("사진", "猫-1")
-
-
-HOLDER = """
-import sys
-from tests.machine.test_system import simulate_windows_locks
-from weft.runs.directory import locked
-simulate_windows_locks(setattr)
-with locked(__import__("pathlib").Path(sys.argv[1])):
-    print("locked", flush=True)
-    sys.stdin.readline()
-"""
+@pytest.mark.parametrize(
+    ("function", "text", "name"),
+    [
+        (file_name, "levit_256.fb_dist_in1k-photos 2", "levit_256.fb_dist_in1k-photos_2"),
+        (file_name, "사진 é 猫.v2", "사진_é_猫.v2"),
+        (file_name, "C:\\photos", "C__photos"),
+        (file_name, "NUL", "_NUL"),
+        (file_name, "console", "console"),
+        (file_name, " . ", "_._"),
+        (file_name, "...", "unnamed"),
+        (slug, "3x3 conv, no BN", "3x3-conv-no-bn"),
+        (slug, "con", "_con"),
+        (slug, "사진", "사진"),
+        (slug, "猫 1", "猫-1"),
+    ],
+)
+def test_names_stay_readable(function, text, name):
+    assert function(text) == name
 
 
 def simulate_windows_locks(setattr_: object) -> None:
@@ -112,16 +101,27 @@ def windows_locks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("windows_locks")
-def test_a_run_directory_is_locked_by_msvcrt(tmp_path: Path) -> None:
+def test_a_run_directory_is_locked_by_msvcrt(tmp_path):
+    """By a child process, since a process does not lock itself out."""
     run = tmp_path / "run"
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(run)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "locked\n"
-        with pytest.raises(UsageError, match=f"in use by process {holder.pid}"), directory.locked(run):
+    (locked, say_locked), (end, say_end) = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(say_end)
+        try:
+            with directory.locked(run):
+                os.write(say_locked, b"locked")
+                os.read(end, 1)  # until the other side is closed
+        finally:
+            os._exit(0)
+    os.close(say_locked)
+    try:
+        assert os.read(locked, 6) == b"locked"
+        with pytest.raises(UsageError, match=f"in use by process {child}"), directory.locked(run):
             pass
-        holder.communicate("end\n")
+    finally:
+        os.close(say_end)
+        os.waitpid(child, 0)
     with directory.locked(run):
         assert (run / directory.LOCK).read_text() == f"{os.getpid()}\n"  # the locked byte is beyond the content
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import re
 import runpy
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +29,9 @@ DEIT = {  # DeiT, table 9; the defaults of the released main.py of DeiT, CeiT an
 ADAMW = {"optim.opt": "adamw", "optim.eps": 1e-8, "optim.momentum": 0.9, "optim.beta2": 0.999}
 COSINE = {"schedule.kind": "cosine", "schedule.warmup_lr": 1e-6, "schedule.min_lr": 1e-5, "schedule.warmup_epochs": 5}
 LEVIT = {**DEIT, **ADAMW, **COSINE, "augment.repeats": 3, "optim.weight_decay": 0.025, "optim.clip_grad": 0.01}
-LEVIT |= {
-    "optim.clip_mode": "agc",
-    "distill.teacher": "regnety_160.deit_in1k",
-    "distill.kind": "hard",
-    "distill.alpha": 0.5,
-}
-LEVIT |= {"distill.temperature": 1.0, "precision": "fp32", "evaluate_every": 20}
+LEVIT |= {"optim.clip_mode": "agc", "precision": "fp32", "evaluate_every": 20}
+LEVIT |= {"distill.teacher": "regnety_160.deit_in1k", "distill.kind": "hard"}
+LEVIT |= {"distill.alpha": 0.5, "distill.temperature": 1.0}
 PRETRAIN = {**DEIT, **ADAMW, **COSINE, "augment.repeats": 3, "optim.weight_decay": 0.05, "optim.clip_grad": 0}
 PRETRAIN |= {"batch_size": 1024, "lr": 1e-3, "model_args.drop_path_rate": 0.1}
 CVT = {**DEIT, **ADAMW, **COSINE, "augment.repeats": 1, "optim.clip_grad": 0, "epochs": 300}
@@ -78,10 +74,10 @@ STATED: dict[str, dict[str, Any]] = {
 def value_of(recipe: Recipe, key: str) -> Any:
     if key == "lr":
         return peak_lr(recipe)
-    value: Any = dataclasses.asdict(recipe)
-    for part in key.split("."):
-        value = value[part]
-    return value
+    section, _, name = key.rpartition(".")
+    if section == "model_args":
+        return recipe.model_args[name]
+    return attrgetter(key)(recipe)
 
 
 @pytest.mark.parametrize("name", STATED)

@@ -18,7 +18,6 @@ from tests.evaluations import evaluation_of
 from tests.train.test_markup import NAMES, TAGS, Reader
 from weft.inference.embedding import Embedding
 from weft.inference.explain_files import FileExplanation
-from weft.inference.metrics import Evaluation
 from weft.inference.prediction_files import FilePrediction
 from weft.interpret import Explanation
 from weft.progress import Work, quietly, say
@@ -38,28 +37,28 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "first_hour.ipynb"
 MAX_LINES = 12  # of progress in a cell
 MAX_REPR = 400  # characters
 ESTIMATE = Estimate(50.0, 49.0, 51.0)
-Content = dict[str, str]
+METER = Meter(10, 10, 200, 300.0, 84, seconds=2.0, waiting=0.5, seen=2469)
 
 
 class Cell:
     """Outputs of a cell, as a front end shows them: the last content of each, and the number of messages."""
 
     def __init__(self) -> None:
-        self.outputs: list[Content] = []
+        self.outputs: list[dict[str, str]] = []
         self.messages = 0
 
-    def display(self, content: Content, *, raw: bool, display_id: bool) -> Any:
+    def display(self, content: dict[str, str], *, raw: bool, display_id: bool) -> Any:
         assert raw
         assert display_id
-        self.outputs.append(content)
-        self.messages += 1
-        place = len(self.outputs) - 1
+        place = len(self.outputs)
+        self.outputs.append({})
 
-        def update(content: Content, *, raw: bool) -> None:
+        def update(content: dict[str, str], *, raw: bool) -> None:
             assert raw
             self.outputs[place] = content
             self.messages += 1
 
+        update(content, raw=True)
         return types.SimpleNamespace(update=update)
 
     @property
@@ -83,19 +82,14 @@ def cell(monkeypatch: pytest.MonkeyPatch) -> Cell:
 class Time:
     """Clock that a test moves."""
 
-    def __init__(self) -> None:
-        self.seconds = 100.0
+    seconds = 100.0
 
     def __call__(self) -> float:
         return self.seconds
 
 
-def evaluation(names: list[str]) -> Evaluation:
-    return evaluation_of(names, np.full((len(names), len(names)), 3))
-
-
-def read(result: Any, names: tuple[str, ...] = ()) -> Reader:
-    """Read the HTML of a result: it has known tags alone, and these names as text."""
+def read(result: Any, *names: str) -> Reader:
+    """Read the HTML of a result: it has known tags alone, and these names as text; and its short representation."""
     page = Reader(result._repr_html_())
     assert page.tags <= TAGS
     assert all(place.startswith("data:image/") for place in page.places)
@@ -110,74 +104,79 @@ def check_repr(result: Any) -> None:
     assert repr(result).startswith(f"{type(result).__name__}(")
 
 
-def test_a_run(tmp_path: Path) -> None:
+def test_a_run(tmp_path):
     found = evaluation_of(["a", "b"], np.array([[100, 8], [12, 80]]))
     run = RunResult(tmp_path, NAMES[0], NAMES[1], 9, 7, 65.0, found)
-    page = read(run, NAMES[:2])
-    assert "90.00 % of 200 held-out images (95 % CI 85.1 to 93.4 %)" in page.texts
+    page = read(run, *NAMES[:2])
     check_repr(dataclasses.replace(run, out=Path("runs/x")))
+    assert "90.00 % of 200 held-out images (95 % CI 85.1 to 93.4 %)" in page.texts
 
 
-def test_an_evaluation_of_few_classes_has_their_matrix() -> None:
-    result = evaluation(list(NAMES[:9]))
+@pytest.mark.parametrize("count", [9, 200])
+def test_an_evaluation_has_a_matrix_of_few_classes_and_is_short_for_many(count):
+    names = list(NAMES[:9]) if count == 9 else [f"class {number}" for number in range(count)]
+    result = evaluation_of(names, np.full((count, count), 3))
     html = result._repr_html_()
-    assert 'class="matrix"' in html
-    read(result, NAMES[:9])
-    check_repr(result)
-    assert repr(result) == "Evaluation(count=243, classes=9, top1=11.11 (7.75 to 15.68), loss=1.0000, excluded=0)"
-
-
-def test_an_evaluation_of_many_classes_is_short() -> None:
-    result = evaluation([f"class {number}" for number in range(1000)])
-    html = result._repr_html_()
+    assert ('class="matrix"' in html) == (count == 9)
+    assert ("The 20 of 200 classes with the lowest recall:" in html) == (count == 200)
     assert html.count("<tr>") < 35
-    assert "The 20 of 1,000 classes with the lowest recall:" in html
-    assert 'class="matrix"' not in html
     check_repr(result)
+    if count == 9:
+        read(result, *names)
+        assert repr(result) == ("Evaluation(count=243, classes=9, top1=11.11 (7.75 to 15.68), loss=1.0000, excluded=0)")
 
 
-def test_a_study(tmp_path: Path) -> None:
+def test_a_study(tmp_path):
     study = Study("mine", NAMES[2], NAMES[8], "", {"small": Scale("digits", "digits")}, (StudyVariant("a"),))
     rows = tuple(
         Row(name, NAMES[0], (50.0,), ESTIMATE, ESTIMATE, verdict="higher", errors=((0, f"no {name}"),))
         for name in NAMES
     )
     result = ExperimentResult(tmp_path, study, "small", NAMES[9], 1, rows)
-    read(result, (*NAMES, *(f"no {name}" for name in NAMES)))
+    read(result, *NAMES, *(f"no {name}" for name in NAMES))
     check_repr(dataclasses.replace(result, out=Path("x")))
 
 
-def test_a_comparison() -> None:
+def test_a_comparison():
     forms = (Form("float", NAMES[4], 50.0, 1.0, 100.0, 4.0),)
     row = Row(NAMES[0], None, (50.0,), ESTIMATE, ESTIMATE, model=NAMES[1], forms=forms, weights=NAMES[3])
     failed = Row(NAMES[5], errors=((0, NAMES[6]),))
     study = Study("compare", "", "", "", {"small": Scale(None, "")}, ())
     result = ExperimentResult(Path("x"), study, "small", NAMES[7], 1, (row, failed), limits=Limits(), advice=NAMES[8])
-    page = read(result, (NAMES[0], NAMES[1], NAMES[3], NAMES[4], NAMES[5], NAMES[6], NAMES[8]))
-    assert "Report: x/report.html" in page.texts
+    page = read(result, *NAMES[:2], *NAMES[3:7], NAMES[8])
     check_repr(result)
+    assert "Report: x/report.html" in page.texts
 
 
 @pytest.mark.parametrize("side", [8, 500])
-def test_a_prediction_has_its_image(tmp_path: Path, side: int) -> None:
+def test_a_prediction_has_its_image(tmp_path, side):
     path = tmp_path / "a <b> & c.png"
     Image.new("RGB", (side, side), "red").save(path)
     one = FilePrediction(str(path), [(NAMES[0], 0.75), (NAMES[1], 0.2)], rejected=True, unknown=True)
-    page = read(one, ("a <b> & c.png", f"{NAMES[0]}, 75.0 %", "unknown: the image resembles no training image"))
+    page = read(one, path.name, f"{NAMES[0]}, 75.0 %", "unknown: the image resembles no training image")
     assert len(page.places) == 1
     assert len(page.places[0]) < 10_000  # a thumbnail
-    assert repr(FilePrediction("x.png", [("cat", 0.75)], unknown=False)) == (
-        "FilePrediction(image='x.png', top=['cat' 75.0 %], unknown=False)"
-    )
+    read(FilePrediction("gone.png", [(NAMES[0], 0.5)]), NAMES[0], "gone.png")
+    read(FilePrediction(NAMES[0], [], NAMES[1], "truncated"), *NAMES[:2])
 
 
-def test_a_prediction_without_its_image() -> None:
-    read(FilePrediction("gone.png", [(NAMES[0], 0.5)]), (NAMES[0], "gone.png"))
-    failed = FilePrediction(NAMES[0], [], NAMES[1], "truncated")
-    read(failed, NAMES[:2])
-    assert (
-        repr(FilePrediction("x", [], "x is damaged", "truncated")) == "FilePrediction(image='x', error='x is damaged')"
-    )
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        (
+            FilePrediction("x.png", [("cat", 0.75)], unknown=False),
+            "FilePrediction(image='x.png', top=['cat' 75.0 %], unknown=False)",
+        ),
+        (FilePrediction("x", [], "x is damaged", "truncated"), "FilePrediction(image='x', error='x is damaged')"),
+        (FileExplanation("x", error="damaged"), "FileExplanation(image='x', error='damaged')"),
+        (
+            Embedding(["a.png"] * 9000, np.zeros((9000, 192), np.float32), []),
+            "Embedding(images=9000, features=192, errors=0)",
+        ),
+    ],
+)
+def test_the_representation_of_a_result_is_short(result, text):
+    assert repr(result) == text
 
 
 def test_a_list_of_predictions_is_a_gallery() -> None:
@@ -194,7 +193,7 @@ def test_an_explanation_has_overlays(tmp_path: Path) -> None:
     probabilities = np.full(1000, 0.001)
     maps = {"rollout": fmap, "saliency": fmap[:2, :2], "grad_cam": fmap}
     one = Explanation(picture, 3, probabilities, {"stages.2": fmap}, **maps)
-    page = read(one, ("class 3, 0.1 %", "image, attention, attention rollout, Grad-CAM"))
+    page = read(one, "class 3, 0.1 %", "image, attention, attention rollout, Grad-CAM")
     assert len(set(page.places)) == 3  # the two maps of equal values look the same
     assert repr(one) == (
         "Explanation(label=3, probability=0.001, size=32x32, maps=['stages.2', 'rollout', 'grad_cam'])"
@@ -202,15 +201,9 @@ def test_an_explanation_has_overlays(tmp_path: Path) -> None:
     assert len(read(dataclasses.replace(one, saliency=fmap, rollout=fmap, grad_cam=None)).places) == 2
     of_file = Explanation(picture, 3, probabilities, rollout=fmap)
     file = FileExplanation("a.png", NAMES[0], 0.001, "a.png", "a.npz", folder=tmp_path, explanation=of_file)
-    assert len(read(file, (f"{NAMES[0]}, 0.1 %", "image, attention rollout", "a.png")).places) == 2
+    assert len(read(file, f"{NAMES[0]}, 0.1 %", "image, attention rollout", "a.png").places) == 2
     assert not {"folder", "explanation"} & file.as_dict().keys()
-    read(dataclasses.replace(file, explanation=None), (f"{NAMES[0]}: {tmp_path / 'a.png'}",))
-    assert repr(FileExplanation("x", error="damaged")) == "FileExplanation(image='x', error='damaged')"
-
-
-def test_an_embedding_is_short() -> None:
-    embedding = Embedding(["a.png"] * 9000, np.zeros((9000, 192), np.float32), [])
-    assert repr(embedding) == "Embedding(images=9000, features=192, errors=0)"
+    read(dataclasses.replace(file, explanation=None), f"{NAMES[0]}: {tmp_path / 'a.png'}")
 
 
 def test_without_a_kernel_there_is_no_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,16 +257,17 @@ def test_a_task_of_several_parts_ends_in_one_line(cell: Cell) -> None:
     assert cell.texts == ["converting: 0:25 elapsed"]
 
 
-def test_a_short_task_and_a_quiet_one_show_nothing(cell: Cell) -> None:
+def test_a_short_task_and_quiet_ones_show_nothing(cell):
     with Work("evaluating", 20) as work:
         work.advance(20)
     now = Time()
-    with quietly(), Work("evaluating", 20, now=now) as work:
-        now.seconds += 900
-        work.advance(20)
-    with quietly(), Work("evaluating", 20, now=now) as work:
-        now.seconds += 900
-        work.advance(20)
+    with quietly():
+        with Work("evaluating", 20, now=now) as work:
+            now.seconds += 900
+            work.advance(20)
+        with Reporter(3) as reporter:
+            reporter.step(1, METER)
+        say("A note.")
     assert cell.outputs == []
 
 
@@ -289,20 +283,13 @@ def test_the_progress_of_a_run_is_one_output(cell: Cell, monkeypatch: pytest.Mon
     row = EpochRow(1, 10, 1e-3, 1.25, 61.5, 0.9, 70.125, 99.0, 1234.5, 12.4, 8.0)
     with Reporter(36) as reporter:
         for epoch in range(1, 37):
-            reporter.step(epoch, Meter(10, 10, 200, 300.0, 84, seconds=2.0, waiting=0.5, seen=2469))
+            reporter.step(epoch, METER)
         assert "epoch 36/36  loss 1.500  top-1 42.0 %" in cell.texts[0]
         assert "360 of 360 steps" in cell.texts[0]
         say(epoch_line(row, 36, is_best=True))
     assert len(cell.outputs) == 2
     assert "<progress" not in cell.outputs[0]["text/html"]
     assert cell.texts[1].startswith("epoch  1/36  loss 1.250")
-
-
-def test_a_quiet_run_shows_nothing(cell: Cell) -> None:
-    with quietly(), Reporter(3) as reporter:
-        reporter.step(1, Meter(10, 10, 200, 300.0, 84, seconds=2.0, waiting=0.5, seen=2469))
-        say("A note.")
-    assert cell.outputs == []
 
 
 def test_the_example_has_no_outputs() -> None:

@@ -120,7 +120,10 @@ def bounded(model_dir: Path) -> Iterator[tuple[Running, int]]:
         yield service, memory(service.process.pid)
 
 
+LARGE = png(60_000, 60_000, zlib.compress(bytes(100)))
+REFUSED = [b"", b"x", LARGE, b"\xff" * 11_000_000, picture(0)[:150], random.Random(0).randbytes(50_000)]
 AMPLIFIED: dict[str, Any] = {
+    "refused bodies": lambda service: [service.ask(body=body) for body in REFUSED for _ in range(3)],
     "a trailer without end": lambda service: trailers(service),
     "chunks with extensions": lambda service: service.raw(
         POST + b"Transfer-Encoding: chunked\r\n\r\n" + (b"1;" + b"a=b;" * 1000 + b"\r\nx\r\n") * 1000
@@ -136,7 +139,7 @@ AMPLIFIED: dict[str, Any] = {
 }
 
 
-@pytest.mark.slow_except("a form of almost boundaries")
+@pytest.mark.slow_except("a form of almost boundaries", "refused bodies")
 @pytest.mark.parametrize("case", AMPLIFIED)
 def test_memory_and_the_wait_of_others_are_bounded(case: str, bounded: tuple[Running, int]) -> None:
     service, rest = bounded

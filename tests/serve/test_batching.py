@@ -49,9 +49,7 @@ def gpu(size: int) -> float:
         (cpu, 16, None, None, 16),
     ],
 )
-def test_a_batch_grows_only_while_that_pays(
-    seconds: Callable[[int], float], most: int, max_seconds: float | None, min_gain: float | None, limit: int
-) -> None:
+def test_a_batch_grows_only_while_that_pays(seconds, most, max_seconds, min_gain, limit):
     assert batch_limit(seconds, most, max_seconds=max_seconds, min_gain=min_gain) == limit
 
 
@@ -109,13 +107,7 @@ def predictor(model_dir: Path) -> Predictor:
         (gpu, dict(max_latency=0.01), 1),
     ],
 )
-def test_the_service_limits_its_batches_outside_the_main_thread(
-    seconds: Callable[[int], float],
-    arguments: dict[str, Any],
-    limit: int,
-    predictor: Predictor,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_service_limits_its_batches_outside_the_main_thread(seconds, arguments, limit, predictor, monkeypatch):
     now, computing = 0.0, set[threading.Thread]()
 
     def predict(images: list[Any], *, overlay: bool = False) -> list[Any]:

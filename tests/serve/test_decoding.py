@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -17,9 +16,7 @@ from weft.serve import decoding
 CROP = eval_transform(dict(input_size=(3, 2, 2), mean=(0, 0, 0), std=(1, 1, 1)))
 
 
-def test_a_decoder_has_a_bound_on_its_memory_and_imports_no_file_of_the_current_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_decoder_has_a_bound_on_its_memory_and_imports_no_file_of_the_current_folder(tmp_path, monkeypatch):
     for name in ("pickle", "socket", "struct", "types", "PIL", "numpy"):
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'a').write({name!r})")
     monkeypatch.chdir(tmp_path)
@@ -37,9 +34,7 @@ def test_a_decoder_has_a_bound_on_its_memory_and_imports_no_file_of_the_current_
     assert "PYTHONSAFEPATH" not in os.environ
 
 
-def test_a_decoder_that_is_killed_after_its_result_was_read_decodes_no_other_image(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_decoder_that_is_killed_after_its_result_was_read_decodes_no_other_image(monkeypatch):
     """The deadline passes between the read and the end of the timer."""
     killed = threading.Event()
     process = SimpleNamespace(is_alive=lambda: True, kill=killed.set, join=lambda: None)

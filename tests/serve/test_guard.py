@@ -47,9 +47,7 @@ def test_a_refused_body_frees_its_memory_before_the_rest_is_read() -> None:
     assert not any(parts)
 
 
-def test_bodies_share_their_memory_and_the_last_one_too_many_is_told_to_come_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_bodies_share_their_memory_and_the_last_one_too_many_is_told_to_come_again(monkeypatch):
     """Together, bodies may take more than one alone."""
     monkeypatch.setattr(guard, "HELD_BYTES", 2400)
     reader = BodyReader(SMALL)

@@ -95,9 +95,7 @@ def test_a_service_with_workers_is_open_when_the_first_one_is_ready(supervisor: 
         assert supervisor.announced == [METADATA]
 
 
-def test_a_reload_replaces_the_workers_by_those_of_the_new_choice(
-    supervisor: server._Supervisor, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_reload_replaces_the_workers_by_those_of_the_new_choice(supervisor, monkeypatch, capsys):
     """Also those that still start: they may have read the model before it changed."""
     supervisor.processes[1].ready = False
     first = list(supervisor.processes)
@@ -121,9 +119,7 @@ def test_signals_that_come_together_are_one_reload(supervisor: server._Superviso
     assert sorted(calls) == ["one less", "reload"]
 
 
-def test_a_model_that_cannot_be_loaded_leaves_the_workers(
-    supervisor: server._Supervisor, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_that_cannot_be_loaded_leaves_the_workers(supervisor, monkeypatch, capsys):
     def choice_of(*_: object) -> None:
         raise CheckpointError("x must have weights; it has none.")
 
@@ -199,9 +195,7 @@ def test_exports_are_timed_with_the_threads_of_a_worker(monkeypatch: pytest.Monk
         (RuntimeError("DefaultCPUAllocator: not enough memory"), WeftError, "There must be enough memory; there is"),
     ],
 )
-def test_the_process_that_chooses_sends_why_it_cannot(
-    error: Exception, kind: type, text: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_process_that_chooses_sends_why_it_cannot(error, kind, text, monkeypatch):
     """The type of the error is that of a module that the parent has imported."""
     sent: list[Any] = []
     monkeypatch.setattr(server, "load_predictor", raiser(error))
@@ -220,9 +214,7 @@ def raiser(error: Exception) -> Any:
 
 
 @pytest.mark.parametrize("error", [UsageError("x must be y."), MemoryError("no more"), ZeroDivisionError("by zero")])
-def test_a_worker_that_cannot_start_says_why_and_is_not_started_again(
-    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_worker_that_cannot_start_says_why_and_is_not_started_again(error, monkeypatch, capsys):
     """uvicorn starts a worker that ends with another exit code again, without end."""
 
     async def start() -> None:

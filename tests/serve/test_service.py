@@ -194,9 +194,7 @@ REFUSED: dict[str, tuple[dict[str, Any], int, str, str]] = {  # request, status,
 
 
 @pytest.mark.parametrize("case", REFUSED)
-async def test_a_refused_request_has_a_code_and_a_sentence_and_disturbs_no_other(
-    case: str, client: Any, model_dir: Path
-) -> None:
+async def test_a_refused_request_has_a_code_and_a_sentence_and_disturbs_no_other(case, client, model_dir):
     request, status, code, words = REFUSED[case]
     sent = client.request(**dict(method="POST", url="/predict") | request)
     response, good = await asyncio.gather(sent, client.post("/predict", content=picture(1)))
@@ -290,9 +288,7 @@ async def test_images_leave_the_queue_with_their_client_and_at_their_deadline(cl
     assert held.sizes == [1, 1]  # the others were never computed
 
 
-async def test_a_model_that_fails_is_no_fault_of_the_image(
-    client: Any, service: Service, model_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_a_model_that_fails_is_no_fault_of_the_image(client, service, model_dir, capsys):
     broken: Any = Predictor(open_model(model_dir))
     service.predictor = broken
     with torch.no_grad():
@@ -377,9 +373,7 @@ async def test_metrics_count_requests_and_images(client: Any) -> None:
     assert after["weft_waiting_images"] == 0
 
 
-async def test_the_log_has_a_line_per_response_and_no_client_writes_into_it(
-    client: Any, service: Service, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_the_log_has_a_line_per_response_and_no_client_writes_into_it(client, service, capsys):
     service.settings = replace(service.settings, log=True)
     await client.post("/predict?top_k=1", content=picture(0))
     await client.get("/x%0aweft:%20200%20GET%20/forged")
@@ -406,9 +400,7 @@ async def test_classes_without_names_have_numbers(client: Any, service: Service,
     assert sorted(names) == ["0", "1", "2"]
 
 
-def test_the_model_of_a_service_has_the_threads_and_the_size_of_its_settings(
-    model_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_model_of_a_service_has_the_threads_and_the_size_of_its_settings(model_dir, monkeypatch):
     """The threads are set before it is loaded, on every server: `weft serve`, Ray Serve and others."""
     calls: list[object] = []
     opened = Predictor.open
@@ -430,9 +422,7 @@ async def reload(service: Service) -> None:
     await until(lambda: not service.is_reloading)
 
 
-async def test_a_reload_replaces_the_model_unless_it_cannot_be_loaded(
-    client: Any, service: Service, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_a_reload_replaces_the_model_unless_it_cannot_be_loaded(client, service, monkeypatch, capsys):
     def fail(settings: Settings) -> None:
         raise CheckpointError("x must have weights.")
 
@@ -451,9 +441,7 @@ async def test_a_reload_replaces_the_model_unless_it_cannot_be_loaded(
         assert after[name] - counts.get(name, 0) == 1
 
 
-async def test_a_reload_that_is_requested_during_another_one_follows_it(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_reload_that_is_requested_during_another_one_follows_it(service, monkeypatch):
     go, loads = threading.Event(), []
 
     def load(settings: Settings) -> Any:
@@ -472,9 +460,7 @@ async def test_a_reload_that_is_requested_during_another_one_follows_it(
     assert service.predictor.metadata["precision"] == "of load 1"
 
 
-async def test_the_limit_of_batches_stays_for_a_model_that_runs_alike(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_limit_of_batches_stays_for_a_model_that_runs_alike(service, monkeypatch):
     """A measurement during a reload would be disturbed by the requests that are answered meanwhile."""
     service.max_batch, alike = 7, service.predictor.metadata
     monkeypatch.setattr(service_module, "_max_batch", lambda *_: 3)
@@ -523,9 +509,7 @@ class HandTimer:
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs SIGSTOP")
-async def test_a_stuck_decoder_is_killed_at_the_deadline_and_ready_says_so(
-    single: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_stuck_decoder_is_killed_at_the_deadline_and_ready_says_so(single, monkeypatch):
     (decoder,) = single.service.decoders._all
     process = decoder.start()
     os.kill(process.pid, signal.SIGSTOP)
@@ -557,9 +541,7 @@ async def test_a_decoder_that_crashes_takes_one_image_with_it(single: Any) -> No
     assert (await single.post("/predict", content=picture(0))).status_code == 200
 
 
-def test_two_requests_in_one_write_of_a_client_that_leaves_are_no_internal_error(
-    model_dir: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_two_requests_in_one_write_of_a_client_that_leaves_are_no_internal_error(model_dir, capfd):
     """The second one is not begun after the connection is lost; the event loop of uvloop would refuse its response."""
     uvloop = pytest.importorskip("uvloop")
     responses: list[int] = []

@@ -43,9 +43,9 @@ def dots(classes: int = len(CLASSES), size: tuple[int, int] = (32, 32), seed: in
 
 
 def noise(root: Path) -> Path:
-    """A folder with 8 training images and 9 held-out ones of each class."""
+    """A folder with 8 training images and 7 held-out ones of each class."""
     rng = np.random.default_rng(0)
-    for split, count in (("train", 8), ("val", 9)):
+    for split, count in (("train", 8), ("val", 7)):
         for name in CLASSES:
             (root / split / name).mkdir(parents=True)
             for i in range(count):

@@ -99,11 +99,6 @@ class Running:
         lines = self.ask("/metrics")[1].decode().splitlines()
         return next((float(line.split()[-1]) for line in lines if line.startswith(f"{name} ")), 0.0)
 
-    def rss(self) -> int:
-        """Bytes of memory in use."""
-        text = Path(f"/proc/{self.process.pid}/status").read_text()
-        return int(re.search(r"VmRSS:\s+(\d+) kB", text)[1]) << 10
-
     def stop(self, sig: int = signal.SIGTERM, timeout: float = 120) -> int:
         """Its exit code."""
         self.process.send_signal(sig)

@@ -59,7 +59,7 @@ def gated(model_dir: Path, tmp_path: Path) -> Iterator[tuple[Running, Path]]:
 
 @pytest.fixture(scope="module")
 def public(model_dir: Path) -> Iterator[Running]:
-    """A service for other machines that has four connections."""
+    """A service for other machines that has four connections. Ctrl-C ends it without an error."""
     program = "from weft.serve import settings; settings.CONNECTIONS = 4"
     with running(model_dir, "--host", "0.0.0.0", "--name", "photos.example", program=program) as one:
         yield one

@@ -35,6 +35,7 @@ from weft.inference.predictor import Predictor
 quick = Predictor.predict
 def gated(self, pictures, *, overlay=False):
     while Path({gate!r}).exists():
+        Path({gate!r}).with_name("begun").touch()
         time.sleep(0.01)
     return quick(self, pictures, overlay=overlay)
 Predictor.predict = gated
@@ -50,7 +51,10 @@ def service(model_dir: Path) -> Iterator[Running]:
 
 @pytest.fixture
 def gated(model_dir: Path, tmp_path: Path) -> Iterator[tuple[Running, Path]]:
-    """A service whose model waits while a file exists, and the file. It drains until a second signal."""
+    """A service whose model waits while a file exists, and the file; it drains until a second signal.
+
+    Beside it, the model makes a file `begun`.
+    """
     gate = tmp_path / "gate"
     with running(model_dir, "--max-batch", "1", "--drain", "600", program=GATED.format(gate=str(gate))) as one:
         gate.touch()
@@ -154,8 +158,10 @@ def test_a_stop_finishes_what_was_accepted_and_refuses_the_rest(gated: tuple[Run
         kept = http.client.HTTPConnection("127.0.0.1", service.port, timeout=120)
         kept.request("GET", "/ready")
         assert kept.getresponse().read() == b'{"status":"ready","waiting":0}'
-        asking = [pool.submit(service.ask, "/predict", picture(i)) for i in range(6)]
-        until(lambda: service.ask("/ready")[1]["waiting"] == 5)  # the model has one
+        asking = [pool.submit(service.ask, "/predict", picture(0))]
+        until(gate.with_name("begun").exists)
+        asking += [pool.submit(service.ask, "/predict", picture(i)) for i in range(5)]
+        until(lambda: service.ask("/ready")[1]["waiting"] == 5)
         service.process.send_signal(signal.SIGTERM)
         until(lambda: service.ask("/ready")[0] == 503)  # it still listens, so that a balancer hears it
         kept.request("GET", "/ready")
@@ -179,7 +185,7 @@ def test_clients_that_leave_take_their_images_along(gated: tuple[Running, Path])
         for _ in range(10):
             sock = stack.enter_context(socket.create_connection(("127.0.0.1", service.port), timeout=120))
             sock.sendall(POST + b"Content-Length: %d\r\n\r\n" % len(data) + data)
-        until(lambda: service.ask("/ready")[1]["waiting"] == 9)
+        until(lambda: gate.with_name("begun").exists() and service.ask("/ready")[1]["waiting"] == 9)
     until(lambda: service.metric('weft_requests_total{code="499",method="POST",path="/predict"}') == 10)
     gate.unlink()
     assert service.ask(body=data)[0] == 200

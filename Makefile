@@ -20,7 +20,7 @@ help:
 	@echo "make test-slow  slow tests of what weft promises; .ci/run has them"
 	@echo "make test-nightly  slow tests of other programs and of every case of a property; before a release"
 	@echo "make test-avx2  tests of networks and exports with the instructions of a processor without AVX-512"
-	@echo "make check    style, types, layers"
+	@echo "make check    style, types, layers, scripts and tables of benchmarks/"
 	@echo "make docs     the documentation site, in docs/_build/html; warnings are errors"
 	@echo "make audit    known vulnerabilities in what is installed; fails where no advisory service answers"
 	@echo "make torture  kills training 100 times per family and at every point of writing; 20 minutes"
@@ -71,7 +71,7 @@ test-slow: $(FULL)
 	$(PYTEST) -m "slow and not nightly"
 
 test-nightly: $(FULL)
-	$(PYTEST) -m nightly
+	$(PYTEST) -m nightly tests benchmarks/tests
 
 # With the instructions of a processor without AVX-512, VNNI and bf16, on any x86 processor.
 test-avx2: $(FULL)
@@ -84,6 +84,7 @@ check: $(FULL)
 	$(BIN)/pyright
 	$(BIN)/pyright -p benchmarks/pyrightconfig.json
 	$(BIN)/lint-imports
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow" benchmarks/tests
 
 docs: $(FULL)
 	$(BIN)/python -m sphinx -W --keep-going -n -q -E -b html -d docs/_build/doctrees docs docs/_build/html

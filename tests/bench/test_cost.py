@@ -1,3 +1,5 @@
+"""Parameters and multiply-adds are those of the tables and of the released code, counted without weights."""
+
 import pytest
 import torch
 
@@ -8,7 +10,7 @@ from weft.models.papers import row_of
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_the_zoo_tells_what_is_counted(name):
+def test_the_tables_tell_what_is_counted(name):
     row = row_of(name)
     assert row is not None
     with torch.device("meta"):
@@ -53,9 +55,10 @@ def test_nano_models_are_small():
     ],
 )
 def test_counts_of_the_released_code(name, switches, img_size, params, mmacs):
-    with torch.device("meta"):
-        model = weft.create_model(name, **switches)
-    counted = cost(model, img_size)
+    counted = row_of(name)  # which the test above counts
+    if switches or img_size != counted.size:
+        with torch.device("meta"):
+            counted = cost(weft.create_model(name, **switches), img_size)
     assert counted.params == params
     if mmacs is not None:
         assert round(counted.macs / 1e6, 1) == mmacs

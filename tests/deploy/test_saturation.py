@@ -53,22 +53,3 @@ def test_no_sum_saturates_without_vnni(name: str, tmp_path: Path, monkeypatch: p
         difference[bits] = float(np.abs(logits - expected).max() / np.abs(expected).max())
     assert difference[7] < 0.08, difference
     assert difference[8] > 2 * difference[7], difference
-
-
-def test_onnx_weights_have_7_bits(tmp_path: Path) -> None:
-    """So that sums of two multiplications fit in 16 bits, in ONNX Runtime as well."""
-    import onnx
-    from onnx import numpy_helper
-
-    model = enliven(weft.create_model("levit_nano_32", num_classes=10)).eval()
-    calibration = [torch.randn(1, 3, 32, 32).numpy() for _ in range(4)]
-    file = tmp_path / "model.onnx"
-    graphs.write_graph(fold(model), file, "onnx", "int8", (3, 32, 32), calibration)
-    weights = [
-        numpy_helper.to_array(one)
-        for one in onnx.load(file).graph.initializer
-        if one.data_type == onnx.TensorProto.INT8
-    ]
-    large = [values for values in weights if values.size > 1]
-    assert len(large) > 10
-    assert max(int(np.abs(values.astype(int)).max()) for values in large) <= 64

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +16,7 @@ from PIL import Image
 from torch import nn
 
 import weft
+from tests.data.pictures import jpeg
 from tests.helpers import NANO, images, lively
 from weft.checkpoints import load_model_dir, save_model_dir
 from weft.cli import main
@@ -23,12 +25,11 @@ from weft.deploy import export
 from weft.errors import CheckpointError, UsageError
 from weft.grid import Grid
 from weft.inference import Predictor, explain_files, explain_run, open_model
+from weft.inference.torch_model import TorchModel
 from weft.interpret import explain, gradcam
 from weft.interpret.maps import attention_maps, rollout
 from weft.layers.attention import AttentionLayer, record_attention
 from weft.train import train
-
-pytestmark = pytest.mark.figures
 
 LEVELS = {
     "ceit_nano_32": {"blocks.0": 8, "blocks.2": 8, "blocks.3": 8, "blocks.5": 8},
@@ -61,6 +62,11 @@ def test_maps_of_every_family(name):
     last = list(found.attention.values())[-1]
     assert found.saliency is not None
     np.testing.assert_array_equal(found.saliency, found.rollout if name == "levit_nano_32" else last)
+    model.set_input_size((48, 64))
+    found = explain(model, one(model))
+    assert next(iter(found.attention.values())).shape == (12, 16)
+    assert found.rollout.shape[0] * 4 == found.rollout.shape[1] * 3
+    assert found.rollout.sum() == pytest.approx(1, abs=1e-5)
 
 
 @pytest.mark.parametrize("name", NANO)
@@ -73,18 +79,6 @@ def test_a_folded_network_looks_where_the_other_does(name):
     for kind in ("rollout", "depth", "grad_cam"):
         if getattr(first, kind) is not None:
             np.testing.assert_allclose(getattr(second, kind), getattr(first, kind), atol=1e-5)
-
-
-@pytest.mark.parametrize("name", NANO)
-def test_a_rectangle(name):
-    model = lively(name, num_classes=5)
-    model.set_input_size((48, 64))
-    found = explain(model, one(model))
-    first = next(iter(found.attention.values()))
-    assert first.shape == (12, 16)
-    assert found.rollout is not None
-    assert found.rollout.shape[0] * 4 == found.rollout.shape[1] * 3
-    assert found.rollout.sum() == pytest.approx(1, abs=1e-5)
 
 
 @pytest.mark.parametrize("name", NANO)
@@ -181,12 +175,8 @@ class Laid(nn.Module):
     def __init__(self, layout: str, *, pool: str = "avg", prefix: int = 0, own: str = "yes") -> None:
         super().__init__()
         self.layout, self.pool, self.num_prefix_tokens, self.own = layout, pool, prefix, own
-        self.embed, self.body, self.mix, self.head = (
-            nn.Conv2d(3, 8, 16, 16),
-            nn.Identity(),
-            nn.Identity(),
-            nn.Linear(8, 4),
-        )
+        self.embed, self.head = nn.Conv2d(3, 8, 16, 16), nn.Linear(8, 4)
+        self.body, self.mix = nn.Identity(), nn.Identity()
         self.feature_info = [{"module": "body"}, {"module": "mix"}]
         if own != "no":
             self.forward_intermediates = self._maps
@@ -260,25 +250,22 @@ def test_the_map_of_a_network_in_another_number_format(dtype):
     torch.testing.assert_close(found.float(), cam, atol=0.02 * float(cam.max()), rtol=0.02)
 
 
-@pytest.mark.parametrize("own", ["no", "other values"])
-def test_tokens_of_an_unknown_order_are_refused(own):
-    with pytest.raises(UsageError, match=r"for 64x96 images the last of its feature levels has the shape \(1, 24, 8\)"):
-        gradcam.grad_cam(Laid("rows", own=own), torch.randn(1, 3, 64, 96), 0)
-
-
-def test_a_map_needs_no_function_of_the_network():
+def test_a_map_without_a_function_of_the_network_is_that_of_its_output_or_refused():
     expected, model = Laid("channels first"), Laid("channels first", own="no")
     model.load_state_dict(expected.state_dict())
     x = torch.randn(1, 3, 64, 96)
     torch.testing.assert_close(gradcam.grad_cam(model, x, 0), gradcam.grad_cam(expected, x, 0))
+    for own in ("no", "other values"):  # the order of tokens is not known
+        with pytest.raises(UsageError, match=r"64x96 images the last of its feature levels has the shape \(1, 24, 8\)"):
+            gradcam.grad_cam(Laid("rows", own=own), x, 0)
 
 
 def test_frozen_layers_and_a_classifier_of_zeros_have_a_map():
-    model = Laid("channels last").requires_grad_(False)
+    model, x = Laid("channels last").requires_grad_(False), torch.randn(1, 3, 64, 96)
     with torch.inference_mode():
-        assert gradcam.grad_cam(model, torch.randn(1, 3, 64, 96), 0).any()
+        assert gradcam.grad_cam(model, x, 0).any()
     nn.init.zeros_(model.head.weight)
-    assert not gradcam.grad_cam(model, torch.randn(1, 3, 64, 96), 0).any()
+    assert not gradcam.grad_cam(model, x, 0).any()
 
 
 class Remembering(Laid):
@@ -299,26 +286,34 @@ def test_tensors_of_an_earlier_pass_do_not_stop_the_gradient():
     assert found.grad_cam.shape == expected.shape[1:]
 
 
+WIDE = (64, 96)
+GRAFTED = ("grafted_r50s2_deit_small_6", "grafted_r50s0_deit_small_12")
+
+
 @pytest.mark.parametrize(
-    ("name", "size", "shape"),
+    ("name", "options", "size", "shape"),
     [
-        ("resnet18", (64, 96), (2, 3)),
-        ("test_convnext", (64, 96), (2, 3)),
-        ("test_mambaout", (64, 96), (2, 3)),  # channels last
-        ("test_coatnet", (64, 96), (2, 3)),  # convolutions, then attention
-        ("test_vit", (64, 96), (4, 6)),
-        pytest.param("swin_tiny_patch4_window7_224", (64, 96), (2, 3), marks=pytest.mark.slow),
-        pytest.param("vit_tiny_r_s16_p8_224", (64, 96), (2, 3), marks=pytest.mark.slow),
-        pytest.param("hiera_tiny_224", (64, 96), (2, 3), marks=pytest.mark.slow),
+        ("test_resnet", {}, WIDE, (2, 3)),
+        ("test_convnext", {}, WIDE, (2, 3)),
+        ("test_mambaout", {}, WIDE, (2, 3)),  # channels last
+        ("test_coatnet", dict(img_size=WIDE), WIDE, (2, 3)),  # convolutions, then attention
+        ("test_vit", dict(img_size=WIDE), WIDE, (4, 6)),
+        ("grafted_r50s4_deit_small_0", dict(img_size=64), (64, 64), (2, 2)),
+        ("grafted_r50s2_deit_small_6", dict(img_size=64, depth=2), (64, 64), (4, 4)),
+        # one layer: the map before it
+        *((name, dict(img_size=64, depth=1), (64, 64), (4, 4)) for name in GRAFTED),
+        *(
+            pytest.param(name, dict(img_size=WIDE), WIDE, (2, 3), marks=pytest.mark.slow)
+            for name in ("swin_tiny_patch4_window7_224", "vit_tiny_r_s16_p8_224", "hiera_tiny_224")
+        ),
     ],
 )
-def test_networks_of_timm_have_grad_cam(name, size, shape):
-    sized = {} if name in ("resnet18", "test_convnext", "test_mambaout") else {"img_size": size}
-    found = explain(weft.create_model(name, num_classes=4, **sized).eval(), torch.randn(3, *size))
-    assert found.attention == {}
-    assert found.rollout is None
+def test_networks_without_attention_maps_have_grad_cam(name, options, size, shape):
+    found = explain(weft.create_model(name, num_classes=4, **options).eval(), torch.randn(3, *size))
+    assert (found.attention, found.rollout) == ({}, None)
     assert found.grad_cam is not None
     assert found.grad_cam.shape == shape
+    assert found.grad_cam.max() > 0 or name not in GRAFTED
 
 
 @pytest.mark.parametrize(("pool", "block"), [("token", -2), ("avg", -1)])
@@ -388,45 +383,22 @@ def test_every_network_of_timm_has_a_map_of_the_aspect_of_the_image_or_is_refuse
     assert max(cam.shape[1] - 1, 0) / width < (cam.shape[0] + 1) / height
 
 
-@pytest.mark.parametrize("name", ["grafted_r50s2_deit_small_6", "grafted_r50s4_deit_small_0"])
-def test_rivals_have_grad_cam(name):
-    model = weft.create_model(name, num_classes=4, img_size=64).eval()
-    found = explain(model, torch.randn(3, 64, 64))
-    assert (found.attention, found.rollout) == ({}, None)
-    assert found.grad_cam is not None
-    assert found.grad_cam.shape == ((2, 2) if "r50s4" in name else (4, 4))
-
-
-@pytest.mark.parametrize("name", ["grafted_r50s2_deit_small_6", "grafted_r50s0_deit_small_12"])
-def test_one_layer_has_grad_cam_of_the_map_before_it(name):
-    model = weft.create_model(name, num_classes=4, img_size=64, depth=1).eval()
-    cam = gradcam.grad_cam(model, torch.randn(1, 3, 64, 64), 0)
-    assert cam.shape == (1, 4, 4)
-    assert cam.max() > 0
-
-
-def test_two_threads_explain_one_model():
+@pytest.mark.parametrize(("name", "kind"), [("ceit", "rollout"), ("ceit", "grad_cam"), ("tokens", "grad_cam")])
+def test_two_threads_explain_one_model(name, kind):
     """Each gets the maps of its own image, as it would alone."""
-    model = lively("ceit_nano_32", num_classes=5)
-    photos = [images(model, 1, seed=seed)[0] for seed in range(8)]
-    alone = [explain(model, picture, grad_cam=False) for picture in photos]
-    with ThreadPoolExecutor(2) as pool:
-        together = list(pool.map(lambda picture: explain(model, picture, grad_cam=False), photos * 3))
-    for i, explanation in enumerate(together):
-        assert explanation.rollout is not None
-        np.testing.assert_array_equal(explanation.rollout, alone[i % 8].rollout)
-        assert explanation.attention.keys() == alone[i % 8].attention.keys()
+    model = lively("ceit_nano_32", num_classes=5) if name == "ceit" else Laid("rows", prefix=1, pool="token").eval()
+    photos = [torch.randn(3, 32, 32, generator=torch.Generator().manual_seed(seed)) for seed in range(8)]
 
+    def maps(image: torch.Tensor) -> Any:
+        if kind == "grad_cam":
+            return gradcam.grad_cam(model, image[None], 1).numpy()
+        return explain(model, image, grad_cam=False).rollout
 
-@pytest.mark.parametrize("model", [lively("ceit_nano_32", num_classes=5), Laid("rows", prefix=1, pool="token")])
-def test_two_threads_compute_grad_cam_of_one_model(model):
-    model.eval()
-    photos = [torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(seed)) for seed in range(8)]
-    alone = [gradcam.grad_cam(model, image, 1) for image in photos]
+    alone = [maps(image) for image in photos]
     with ThreadPoolExecutor(2) as pool:
-        together = list(pool.map(lambda image: gradcam.grad_cam(model, image, 1), photos * 3))
-    for i, cam in enumerate(together):
-        assert torch.equal(cam, alone[i % 8])
+        together = list(pool.map(maps, photos * 3))
+    for i, found in enumerate(together):
+        np.testing.assert_array_equal(found, alone[i % 8])
 
 
 def test_one_forward_pass_without_grad_cam():
@@ -450,23 +422,38 @@ def test_a_model_in_training_stays_there_and_answers_as_in_evaluation():
     assert not any(module.training for module in frozen)
 
 
+SMALLEST = {"ceit_nano_32": dict(depth=2), "cvt_nano_32": dict(depth=(1, 1, 1)), "levit_nano_32": dict(depth=(1, 1, 1))}
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Networks of a few layers and their exports, each made once. Read only."""
+
+    @functools.cache
+    def made(name: str, format: str) -> tuple[Any, Path]:
+        out = tmp_path_factory.mktemp("exports") / "out"
+        model = lively(name, num_classes=5, **SMALLEST[name])
+        export(model, out, format=format)
+        return model, out
+
+    return made
+
+
 @pytest.mark.slow_except("levit_nano_32-openvino", "ceit_nano_32-onnx")
 @pytest.mark.parametrize("format", ["onnx", "openvino"])
-@pytest.mark.parametrize("name", ["ceit_nano_32", "cvt_nano_32", "levit_nano_32"])
-def test_an_export_looks_where_its_model_looked(name, format, tmp_path):
-    model = lively(name, num_classes=5)
-    export(model, tmp_path / "out", format=format)
-    picture = one(model)
-    want = explain(model, picture, grad_cam=False)
-    found = Predictor(open_model(tmp_path / "out")).explain(picture)
-    np.testing.assert_allclose(found.probabilities, want.probabilities, atol=1e-4)
+@pytest.mark.parametrize("name", NANO)
+def test_an_export_looks_where_its_model_looked(name, format, exported):
+    model, out = exported(name, format)
+    picture, ways = one(model), [Predictor(open_model(out)), Predictor(TorchModel(model))]
+    want, found = explain(model, picture, grad_cam=False), ways[0].explain(picture)
     assert found.attention.keys() == want.attention.keys()
-    for level, fmap in want.attention.items():
-        np.testing.assert_allclose(found.attention[level], fmap, atol=1e-4)
-    np.testing.assert_allclose(found.rollout, want.rollout, atol=1e-4)
-    np.testing.assert_allclose(found.saliency, want.saliency, atol=1e-4)
-    if want.depth is not None:
-        np.testing.assert_allclose(found.depth, want.depth, atol=1e-4)
+    pairs = [(found.attention[level], fmap) for level, fmap in want.attention.items()]
+    for kind in ("probabilities", "rollout", "saliency", *(() if want.depth is None else ("depth",))):
+        pairs.append((getattr(found, kind), getattr(want, kind)))
+    for actual, expected in pairs:
+        np.testing.assert_allclose(actual, expected, atol=1e-4)
+    grids = [way.predict([way.prepare(jpeg())], overlay=True)[0].overlay.grid for way in ways]
+    np.testing.assert_allclose(grids[0], grids[1], atol=1e-3)
 
 
 @pytest.mark.parametrize("shapes", [[], [(1, 2, 3, 3)], [(1, 2, 9, 9)] * 40, [(3,)]], ids=len)
@@ -477,18 +464,19 @@ def test_attention_of_another_network_is_refused(name: str, shapes: list[tuple[i
         attention_maps(lively(name), [torch.ones(shape) for shape in shapes], Grid(32, 32))
 
 
-@pytest.mark.slow
-def test_what_cannot_be_explained_says_so(tmp_path):
-    model = lively("levit_nano_32", num_classes=5)
+def test_what_cannot_be_explained_is_refused(exported, photos, tmp_path, capsys):
+    model, out = exported("ceit_nano_32", "onnx")
     with pytest.raises(UsageError, match="from 0 to 4; got 5"):
         explain(model, one(model), label=5)
-    export(model, tmp_path / "out", format="onnx")
     with pytest.raises(UsageError, match="Grad-CAM needs gradients, which an export does not have"):
-        Predictor(open_model(tmp_path / "out")).explain(one(model), grad_cam=True)
+        Predictor(open_model(out)).explain(one(model), grad_cam=True)
+    assert main(["explain", str(out), str(photos), "--out", str(tmp_path / "out")]) == 2
+    assert "Grad-CAM needs gradients" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
     with record_attention() as weights, torch.no_grad():
         model(images(model, 1))
     with pytest.raises(UsageError, match="got ResNet"):
-        attention_maps(weft.create_model("resnet18"), weights, Grid(32, 32))
+        attention_maps(weft.create_model("test_resnet"), weights, Grid(32, 32))
     with pytest.raises(UsageError, match="feature_info"):
         gradcam.grad_cam(torch.nn.Flatten(), torch.zeros(1, 3, 4, 4), 0)
     with pytest.raises(UsageError, match="a network that returns one value for each class; Conv2d returns"):
@@ -510,7 +498,7 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path / "pictures"
 
 
-@pytest.mark.slow
+@pytest.mark.figures
 def test_the_command(model_dir, photos, tmp_path, capsys):
     out = tmp_path / "out"
     (photos / "broken.png").write_bytes(b"no picture")
@@ -544,14 +532,6 @@ def test_the_command(model_dir, photos, tmp_path, capsys):
     assert "mine.txt" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-def test_what_is_refused_writes_nothing(model_dir, photos, tmp_path, capsys):
-    export(load_model_dir(model_dir)[0].eval(), tmp_path / "exported", format="onnx")
-    assert main(["explain", str(tmp_path / "exported"), str(photos), "--out", str(tmp_path / "out")]) == 2
-    assert "Grad-CAM needs gradients" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize(
     ("more", "message"),
     [
@@ -561,7 +541,7 @@ def test_what_is_refused_writes_nothing(model_dir, photos, tmp_path, capsys):
         (["--out", "{out}", "--limit", "-1"], "limit"),
     ],
 )
-def test_wrong_words(more, message, model_dir, photos, tmp_path, capsys):
+def test_arguments_that_do_not_fit_are_refused(more, message, model_dir, photos, tmp_path, capsys):
     arguments = [word.format(out=tmp_path / "out") for word in more]
     assert main(["explain", str(model_dir), str(photos), *arguments]) == 2
     assert message in capsys.readouterr().err
@@ -616,11 +596,7 @@ def _without(x: torch.Tensor, places: np.ndarray, side: int) -> torch.Tensor:
     return x
 
 
-def test_an_interrupted_explanation_is_repeated_with_force(tmp_path, monkeypatch):
-    save_model_dir(lively("cvt_nano_32", num_classes=2), tmp_path / "model", label_names=["a", "b"])
-    for number in range(2):
-        Image.new("RGB", (32, 32), (90 * number,) * 3).save(tmp_path / f"{number}.png")
-    arguments = (tmp_path / "model", [tmp_path / "0.png", tmp_path / "1.png"], tmp_path / "out")
+def test_an_interrupted_explanation_is_repeated_with_force(model_dir, photos, tmp_path, monkeypatch):
     write, written = explain_files._write, []
 
     def interrupted(*args):
@@ -631,5 +607,5 @@ def test_an_interrupted_explanation_is_repeated_with_force(tmp_path, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(explain_files, "_write", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            explain_run(*arguments, grad_cam=False, quiet=True)
-    assert len(explain_run(*arguments, grad_cam=False, force=True, quiet=True)) == 2
+            explain_run(model_dir, photos, tmp_path / "out", grad_cam=False, quiet=True)
+    assert len(explain_run(model_dir, photos, tmp_path / "out", grad_cam=False, force=True, quiet=True)) == 2

@@ -1,7 +1,8 @@
-"""A service in a process of its own, and clients that say exactly what goes over the wire."""
+"""A service in a process of its own or in this one, and clients that say exactly what goes over the wire."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import io
@@ -14,7 +15,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+import zlib
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,8 +25,10 @@ from PIL import Image
 from torch import nn
 
 from tests import forked
+from tests.data.pictures import png
 from tests.helpers import lively
 from weft.checkpoints import save_model_dir
+from weft.serve.settings import Settings
 
 NAMES = ["left", "right", "up", "down"]
 SLOW = """
@@ -52,6 +56,11 @@ def picture(seed: int, size: int = 40, format: str = "PNG") -> bytes:
     file = io.BytesIO()
     Image.fromarray(coarse).resize((size, size)).save(file, format)
     return file.getvalue()
+
+
+def deep_png(side: int) -> bytes:
+    """A PNG of 16 bits and four channels: 8 bytes per pixel, of which almost nothing is sent."""
+    return png(side, side, zlib.compress(bytes((1 + 8 * side) * side)), depth=16, colour=6)
 
 
 class Running:
@@ -85,10 +94,10 @@ class Running:
                 sock.sendall(data)
             return read_all(sock)
 
-    def rss(self) -> int:
-        """Bytes of memory in use."""
-        text = Path(f"/proc/{self.process.pid}/status").read_text()
-        return int(re.search(r"VmRSS:\s+(\d+) kB", text)[1]) << 10
+    def metric(self, name: str) -> float:
+        """Value of a metric, with its labels in the name; 0 if it has none yet."""
+        lines = self.ask("/metrics")[1].decode().splitlines()
+        return next((float(line.split()[-1]) for line in lines if line.startswith(f"{name} ")), 0.0)
 
     def stop(self, sig: int = signal.SIGTERM, timeout: float = 120) -> int:
         """Its exit code."""
@@ -146,3 +155,27 @@ def _said(process: subprocess.Popen[bytes], errors: IO[str], word: str, seconds:
         assert process.poll() is None, f"weft serve ended: {output}"
         time.sleep(0.02)
     raise AssertionError(f"weft serve did not start: {output}")
+
+
+@contextlib.asynccontextmanager
+async def client_of(settings: Settings) -> AsyncIterator[Any]:
+    """A client of an application in this process, with the state of the service as `service`."""
+    import httpx2
+
+    from weft.serve.app import create_app
+
+    app = create_app(settings)
+    transport = httpx2.ASGITransport(app)
+    async with (
+        app.router.lifespan_context(app),
+        httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client,
+    ):
+        client.service = app.state.service
+        yield client
+
+
+async def until(is_so: Callable[[], bool], seconds: float = 120) -> None:
+    """Waits for a condition."""
+    async with asyncio.timeout(seconds):
+        while not is_so():
+            await asyncio.sleep(0.005)

@@ -1,11 +1,13 @@
 """Advice that exists: every option, verb, setting and extra that a message names is one of weft's.
 
 Messages are the strings of the source, without docstrings; the values in an f-string are written as a placeholder.
+Commands that install weft, in messages and pages, name the distribution: on PyPI, `weft` is another project.
 """
 
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 import re
 import tomllib
 from collections.abc import Iterator
@@ -16,10 +18,21 @@ import pytest
 
 from weft.cli.app import VERBS, WITH_COMMANDS, commands
 from weft.cli.app import option_names as names_of
+from weft.errors import DISTRIBUTION
 from weft.recipes.load import KEYS
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "weft"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "Makefile", "requirements-runtime.txt")),
+    *(
+        page
+        for name in ("Dockerfile*", "docs/**/*.md", "benchmarks/**/*.md", "examples/*.*")
+        for page in ROOT.glob(name)
+    ),
+]
 VALUE = "\N{REPLACEMENT CHARACTER}"  # in the place of a value in an f-string
 OF_OTHERS = {
     "--shm-size": "docker",
@@ -37,6 +50,8 @@ SETTING = re.compile(rf"(?<![\w./])((?:{SECTIONS})\.[a-z][a-z0-9_]*)(?![\w.]*\()
 SET = re.compile(r"--set ([a-z][\w.]*)=")
 ARGUMENT = re.compile(r"(?:[Pp]ass|[Rr]aise|[Ll]ower|[Ss]et|with|use) ([a-z]+(?:_[a-z0-9]+)+)\b(?!\()")
 EXTRA = re.compile(r"weft-vision\[([a-z,]+)\]")
+INSTALL = re.compile(r"pip3? install ([^\n`]*)")
+WORD = re.compile(r"'[^']*'|\"[^\"]*\"|[^\s'\"]+")
 
 
 def texts(path: Path) -> Iterator[tuple[int, str]]:
@@ -61,12 +76,6 @@ def texts(path: Path) -> Iterator[tuple[int, str]]:
 def options_of(verb: str) -> frozenset[str]:
     of_verb = [command for command in commands() if command.partition(" ")[0] == verb]
     return frozenset(option for command in of_verb for option in names_of(command))
-
-
-@cache
-def extras() -> frozenset[str]:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return frozenset(project["optional-dependencies"])
 
 
 @cache
@@ -99,19 +108,18 @@ def faults(text: str) -> Iterator[str]:
         if name not in arguments():
             yield f"argument {name}"
     for names in EXTRA.findall(text):
-        yield from (f"extra {name}" for name in names.split(",") if name not in extras())
+        yield from (f"extra {name}" for name in names.split(",") if name not in EXTRAS)
 
 
-@pytest.mark.parametrize("package", sorted({path.relative_to(SOURCE).parts[0] for path in SOURCE.rglob("*.py")}))
-def test_every_message_advises_what_exists(package: str) -> None:
-    place = SOURCE / package
-    found = [
-        f"{path.relative_to(ROOT)}:{line}: no {fault}: {text[:200]!r}"
-        for path in sorted(place.rglob("*.py") if place.is_dir() else [place])
-        for line, text in texts(path)
-        for fault in faults(text)
-    ]
+def test_every_message_advises_what_exists() -> None:
+    found, everything = [], []
+    for path in sorted(SOURCE.rglob("*.py")):
+        for line, text in texts(path):
+            everything.append(text)
+            found += [f"{path.relative_to(ROOT)}:{line}: no {fault}: {text[:200]!r}" for fault in faults(text)]
     assert not found, "\n".join(found)
+    for pattern, number in ((OPTION, 150), (COMMAND, 40), (SETTING, 30), (SET, 8), (ARGUMENT, 5), (EXTRA, 1)):
+        assert sum(len(pattern.findall(text)) for text in everything) >= number, pattern.pattern
 
 
 @pytest.mark.parametrize(
@@ -125,38 +133,44 @@ def test_every_message_advises_what_exists(package: str) -> None:
         ("Set --set optim.learning_rate=1", "setting optim.learning_rate"),
         ("Lower optim.rate, please.", "setting optim.rate"),
         ("pip install 'weft-vision[deploi]'", "extra deploi"),
+        (
+            "Resume with: weft train --resume runs/x, or pass batch_size; `weft data check photos/`; --set optim.lr=1;"
+            " lower data.max_bad. weft trains a network, and weft cannot read data.csv or call data.open(x)."
+            " pip install 'weft-vision[deploy,serve]'",
+            None,
+        ),
     ],
 )
-def test_advice_that_does_not_exist_is_found(text: str, fault: str) -> None:
-    assert fault in set(faults(text))
+def test_advice_that_does_not_exist_is_found(text: str, fault: str | None) -> None:
+    found = set(faults(text))
+    assert fault in found if fault else not found
 
 
-def test_advice_that_exists_is_not_a_fault() -> None:
-    text = (
-        "Resume with: weft train --resume runs/x, or pass batch_size; `weft data check photos/`; --set optim.lr=1e-3;"
-        " lower data.max_bad. weft trains a network, and weft cannot read data.csv or call data.open(x)."
-        " pip install 'weft-vision[deploy,serve]'"
-    )
-    assert not list(faults(text))
+def test_every_extra_that_the_code_names_exists() -> None:
+    """`need("EXTRA", ...)` and `install_command("EXTRA", ...)`."""
+    named = set()
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("need", "install_command"):
+                names = node.args[:1] if node.func.id == "need" else node.args
+                named |= {name for arg in names if isinstance(arg, ast.Constant) for name in arg.value.split(",")}
+    assert {"deploy", "serve", "ray", "data", "track"} <= named <= set(EXTRAS)
 
 
-def test_many_messages_are_read() -> None:
-    everything = [text for path in SOURCE.rglob("*.py") for _, text in texts(path)]
-    for pattern, number in ((OPTION, 150), (COMMAND, 40), (SETTING, 30), (SET, 8), (ARGUMENT, 5), (EXTRA, 1)):
-        assert sum(len(pattern.findall(text)) for text in everything) >= number, pattern.pattern
-
-
-def test_every_needed_extra_exists() -> None:
-    """`need` and `install_command` take the name of an extra."""
-    calls = [
-        node.args[0].value
-        for path in SOURCE.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id in ("need", "install_command")
-        and node.args
-        and isinstance(node.args[0], ast.Constant)
-    ]
-    assert len(calls) >= 10
-    assert {name for call in calls for name in call.split(",")} <= extras()
+def test_every_command_that_installs_weft_names_the_distribution() -> None:
+    assert PROJECT["name"] == DISTRIBUTION
+    assert importlib.metadata.requires(DISTRIBUTION)
+    found = [(page, page.read_text(encoding="utf-8")) for page in PAGES]
+    found += [(path, text) for path in SOURCE.rglob("*.py") for _, text in texts(path)]
+    commands_found = [(place, match[1]) for place, text in found for match in INSTALL.finditer(text)]
+    assert len(commands_found) >= 8
+    assert ROOT / "README.md" in {place for place, _ in commands_found}
+    for place, command in commands_found:
+        for word in (quoted.strip("'\"") for quoted in WORD.findall(command.partition("#")[0])):
+            assert not re.match(r"weft($|[\[=<>])", word), f"{place}: {word} is another project"
+            match = re.fullmatch(r"(weft[\w.-]*)(?:\[([\w,-]+)\])?.*", word, re.IGNORECASE)
+            if match and ".whl" not in word and "{" not in word and "/" not in word:
+                assert match[1] == DISTRIBUTION, f"{place}: {word} is another project"
+                assert set((match[2] or "").split(",")) <= {*EXTRAS, ""}, f"{place}: {word}"
+    for place, text in found[: len(PAGES)]:  # an extra in prose has the name of the distribution
+        assert not re.search(r"(?<![\w/-])weft\[[a-z,]+\]", text), place

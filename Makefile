@@ -83,6 +83,7 @@ check: $(FULL)
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check --isolated --preview --select PLW1514 src # text files have an encoding; not stable yet
 	$(BIN)/python .ci/lint.py
+	$(BIN)/python .ci/advice.py
 	$(BIN)/pyright
 	$(BIN)/pyright -p benchmarks/pyrightconfig.json
 	$(BIN)/lint-imports

@@ -2,7 +2,8 @@
 
 weft speaks plain technical English: words and phrases that it does not use, and what it says instead. Text comes from
 generators of `Text`: `of_page` (Markdown), `of_module` (docstrings, comments and strings of Python code), `of_settings`
-(recipes and studies) and `of_help`. Text files have an encoding, class names are unique, and modules say what they are.
+(recipes and studies) and `of_help`. Text files have an encoding, class names are unique, modules say what they are, and
+only the folder of a paper knows its networks.
 """
 
 from __future__ import annotations
@@ -19,9 +20,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from weft.cli.app import commands, main
+from weft.models.families import FOLDERS, VARIANTS, families
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "weft"
+FAMILIES = SOURCE / "models" / "families.py"  # the one file that names them: it holds the list, and the default model
+PLACES = (*FOLDERS, "ports")
+HOME = re.compile(rf"weft\.models\.({'|'.join(PLACES)})\b")
+INSIDE = {"attention_biases", "lca", "num_stages", "leff", "kv_stride"}  # arguments and parameters of one family
+NAMES = {*FOLDERS, *VARIANTS, *INSIDE, *(family.name for family in families())} - {"baselines"}
 PARTS = {"Attention", "Block", "ClassTokenBlock", "MLP", "Stage"}  # names that the folders of families may repeat
 
 # Phrase to avoid, as a regular expression without regard to case -> what to say. A space also matches a line break.
@@ -234,8 +241,33 @@ def says_what_it_is(doc: str) -> bool:
     return first.endswith(".") and 15 < len(first) <= 120 and not first.startswith(riddles)
 
 
+def breaches(source: str) -> Iterator[str]:
+    """Yield what a file knows of one family."""
+    tree = ast.parse(source)
+    docstrings = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and isinstance(node.body[0] if node.body else None, ast.Expr)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            start = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            for alias in node.names:
+                if HOME.match(start + alias.name):
+                    yield f"{node.lineno}: imports {start}{alias.name}"
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            if node.value in NAMES or HOME.match(node.value):
+                yield f"{node.lineno}: has the text {node.value!r}"
+        elif getattr(node, "id", getattr(node, "attr", "")) in NAMES:
+            yield f"{node.lineno}: has the name of a family's own"
+
+
 def faults_of_modules() -> Iterator[str]:
-    """Yield text files without an encoding, class names that are not unique, and modules without a description."""
+    """Yield text files without an encoding, class names that are not unique, and modules that do not say what they are.
+
+    One paper, one folder: no other code imports from a family's folder, names the family, or knows what is special.
+    """
     places: dict[str, list[str]] = defaultdict(list)
     for path in sorted(SOURCE.rglob("*.py")):
         code = path.read_text(encoding="utf-8")
@@ -244,6 +276,8 @@ def faults_of_modules() -> Iterator[str]:
             yield f"{_name(path)}:{line}: a text file without an encoding"
         if not says_what_it_is(ast.get_docstring(tree) or ""):
             yield f"{_name(path)}:1: the first line of a module must say what it is"
+        if path != FAMILIES and not any(SOURCE / "models" / place in path.parents for place in PLACES):
+            yield from (f"{_name(path)}:{breach}" for breach in breaches(code))
         for node in tree.body:
             is_public = isinstance(node, ast.ClassDef) and not node.name.startswith("_")
             if is_public and not (node.name in PARTS and path.is_relative_to(SOURCE / "models")):

@@ -59,6 +59,49 @@ def test_banned_phrases_are_found_with_their_lines(tmp_path, monkeypatch):
     ]
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from weft.models.ceit.network import CeiT",
+        "from weft.models import cvt",
+        "import weft.models.levit",
+        "def f(model): return isinstance(model, CvT)",
+        "def f(model): return type(model).__name__ == 'LeViT'",
+        "default = 'ceit_nano_32'",
+        "home = 'weft.models.levit.network:LeViT'",
+        "def f(model): return model.lca is None",
+    ],
+)
+def test_a_file_that_knows_a_family_is_found(source):
+    assert list(script("lint").breaches(source))
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("Fine-tune it: weft train DATA --pretrained.", "option --pretrained"),
+        ("Move the folders there, or pass follow_the_links.", "argument follow_the_links"),
+        ("List them with `weft data chekc`.", "action chekc of data"),
+        ("Run: weft trian DATA", "verb trian"),
+        ("Start again: weft predict RUN --epochs 3", "option --epochs of predict"),
+        ("Set --set optim.learning_rate=1", "setting optim.learning_rate"),
+        ("Lower optim.rate, please.", "setting optim.rate"),
+        ("pip install 'weft-vision[deploi]'", "extra deploi"),
+        ("pip install weft", "weft is another project"),
+        (
+            "Resume with: weft train --resume runs/x, or pass batch_size; `weft data check photos/`; --set optim.lr=1;"
+            " lower data.max_bad. weft trains a network, and weft cannot read data.csv or call data.open(x)."
+            " pip install 'weft-vision[deploy,serve]'",
+            None,
+        ),
+    ],
+)
+def test_advice_that_does_not_exist_is_found(text, fault):
+    advice = script("advice")
+    found = {*advice.faults(text), *advice.faults_of_installation(text)}
+    assert fault in found if fault else not found
+
+
 def test_faults_of_modules_are_found(tmp_path, monkeypatch):
     lint = script("lint")
     monkeypatch.setattr(lint, "ROOT", tmp_path)
@@ -68,6 +111,6 @@ def test_faults_of_modules_are_found(tmp_path, monkeypatch):
         'path.read_text()\npath.write_text("x", newline="")\nos.fdopen(3, "w", buffering=1)\n'
         'subprocess.run(command, text=True)\npath.read_text(encoding="utf-8")\nos.fdopen(3, "wb")\n'
     )
-    (tmp_path / "b.py").write_text(f"class Reader: ...\n{calls}")
+    (tmp_path / "b.py").write_text(f"class Reader: ...\n{calls}import weft.models.levit\n")
     found = [fault.partition(": ")[0] for fault in lint.faults_of_modules()]
-    assert found == ["b.py:2", "b.py:3", "b.py:4", "b.py:5", "b.py:1", "b.py"]
+    assert found == ["b.py:2", "b.py:3", "b.py:4", "b.py:5", "b.py:1", "b.py:8", "b.py"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -13,7 +14,8 @@ from tests import forked
 
 def pytest_configure(config: pytest.Config) -> None:
     if getattr(config.option, "numprocesses", None):
-        forked.fork_workers()
+        if "coverage" not in sys.modules:  # it would not see lines that an import runs
+            forked.fork_workers()
         return
     import torch
 

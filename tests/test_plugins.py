@@ -134,26 +134,20 @@ def test_plugins_that_cannot_be_used_say_why(text, message, tmp_path):
     assert os.environ[families.PLUGINS] == ""
 
 
-def test_a_package_adds_a_family_and_a_broken_one_is_reported(tmp_path):
+def test_a_package_adds_a_family_and_a_broken_one_is_reported(tmp_path, monkeypatch, capsys):
     shutil.copy(EXAMPLE, tmp_path / "mixed_package.py")
     for name, entry in (("mixed_package", "mixed_package:FAMILY"), ("broken", "no_such_module:FAMILY")):
         info = tmp_path / f"{name}-1.0.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
         (info / "entry_points.txt").write_text(f"[{families.ENTRY_POINTS}]\nfamily = {entry}\n")
-    ended = subprocess.run(
-        [sys.executable, "-m", "weft", "models", "mixed_micro*", "--json"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
-    )
-    (row,) = json.loads(ended.stdout)
-    weft.load_plugin(EXAMPLE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(families, "_load_plugins", True)
+    with pytest.warns(UserWarning, match="The plugin of broken cannot be loaded: No module named 'no_such_module'"):
+        assert main(["models", "mixed_micro*", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
     params = sum(parameter.numel() for parameter in weft.create_model("mixed_micro_32").parameters())
     assert (row["family"], row["params"]) == ("Mixed", params)
-    assert "The plugin of broken cannot be loaded: No module named 'no_such_module'" in ended.stderr
 
 
 def commands() -> list[list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 from pathlib import Path
@@ -14,6 +15,7 @@ UNKNOWN = {"name": "torch", "skip_reason": "Dependency not found on PyPI and cou
 BAD = {"name": "pillow", "version": "12.1.0", "vulns": [{"id": "GHSA-8g5g-8vmr-9782"}, {"id": "PYSEC-2026-1"}]}
 
 
+@functools.cache
 def script(name: str) -> Any:
     spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[1] / ".ci" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)

@@ -200,7 +200,7 @@ def test_any_sealed_record_of_a_state_is_read_or_refused(run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "change", [("unimproved", 99), ("optimizer", {"nowhere.step": 1}), ("history", []), ("step", 2), ("machine", {})]
+    "change", [("unimproved", 99), ("optimizer", {"nowhere.step": 1}), ("history", []), ("step", 1), ("machine", {})]
 )
 def test_a_record_that_fits_its_types_and_not_the_run_is_refused(change, run, tmp_path):
     copied = shutil.copytree(run, tmp_path / "run")

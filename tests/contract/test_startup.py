@@ -20,6 +20,7 @@ import weft.models.registry  # registers weft's models with timm
 from tests.helpers import NANO
 from weft.checkpoints import load_model_dir, save_model_dir
 from weft.checkpoints.resolve import is_path
+from weft.data.digits import read_digits
 from weft.errors import UsageError
 from weft.models.contract import preprocessing
 from weft.models.families import VARIANTS, is_model, nearest_names
@@ -248,6 +249,14 @@ def test_names_are_those_of_weft_and_of_timm_and_the_rest_are_paths(
 
     assert all(timm.data.infer_imagenet_subset({"num_classes": number}) is None for number in range(FEWEST))
     assert imagenet_classes(FEWEST) is not None
+
+
+def test_digits_are_read_by_scikit_learn_where_its_file_is_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    images, labels = read_digits()
+    monkeypatch.setattr("weft.data.digits.package_folder", lambda name: None)
+    again, same = read_digits()
+    assert labels == same
+    assert (images == again).all()
 
 
 def test_an_unknown_public_name_says_which_there_are() -> None:

@@ -14,9 +14,11 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 
+from weft.data import digits
 from weft.deploy import graphs
 
 
@@ -39,6 +41,23 @@ def share_graphs(folder: Path) -> Callable[[], None]:
         graphs._to_onnx = original
 
     graphs._to_onnx = shared
+    return undo
+
+
+def share_digits() -> Callable[[], None]:
+    """Let `weft.data.digits` encode every digit once in each test process; return the undo."""
+    original, known = digits._png, dict[bytes, bytes]()
+
+    def shared(image: np.ndarray) -> bytes:
+        key = image.tobytes()
+        if key not in known:
+            known[key] = original(image)
+        return known[key]
+
+    def undo() -> None:
+        digits._png = original
+
+    digits._png = shared
     return undo
 
 

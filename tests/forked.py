@@ -2,7 +2,8 @@
 
 `Popen` and `run` have the interface of `subprocess`. A command `python -m MODULE ...` or `python -c CODE ...` runs in a
 process of its own, with its own signals, environment, output and exit code; only the imports are shared. Tests of the
-start of a process (import times, `LD_PRELOAD`, `PYTHONMALLOC`) use `subprocess` itself.
+start of a process (import times, `LD_PRELOAD`, `PYTHONMALLOC`) use `subprocess` itself. The workers of pytest-xdist are
+forked from the same process. All end with the tests, also where those are killed.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import array
 import atexit
 import contextlib
+import ctypes
 import functools
 import gc
 import json
@@ -27,14 +29,15 @@ import types
 from pathlib import Path
 from typing import Any
 
-from tests.helpers import BLANK, blank_figures
-
 ROOT = Path(__file__).parents[1]
+SERVER = "WEFT_TESTS_FORK_SERVER"  # in workers of xdist: file descriptor of the connection to the process that forks
 
 
 @functools.cache
 def _server() -> int:
-    """File descriptor of the connection to the process that forks. That process ends with this one."""
+    """File descriptor of the connection to the process that forks, which ends with its last connection."""
+    if SERVER in os.environ:
+        return int(os.environ[SERVER])
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -50,8 +53,26 @@ def _server() -> int:
     return ours.detach()
 
 
+def fork_workers() -> None:
+    """Let pytest-xdist fork its workers, each of which would spend most of the time of its start on imports."""
+    from execnet import gateway_io
+
+    def start(io: Any, args: list[str], execmodel: Any) -> None:
+        words = [word for word in args if word != "-u"]
+        io.popen = Worker(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        gateway_io.Popen2IO.__init__(io, io.popen.stdin, io.popen.stdout, execmodel=execmodel)
+
+    gateway_io.Popen2IOMaster.__init__ = start
+
+
 class Popen(subprocess.Popen):
-    """`subprocess.Popen` of a Python command, forked."""
+    """`subprocess.Popen` of a Python command, forked.
+
+    Attributes:
+        is_worker: whether the process may itself ask for forks.
+    """
+
+    is_worker = False
 
     def _execute_child(self, args: list[str], executable: Any, preexec_fn: Any, *more: Any) -> None:
         _, pass_fds, cwd, env, _, _, _, stdin, to_stdin, of_stdout, stdout, of_stderr, stderr, *_ = more
@@ -68,6 +89,8 @@ class Popen(subprocess.Popen):
             "umask": os.umask(0),
         }
         os.umask(request["umask"])
+        if self.is_worker:
+            files.append(_server())
         with socket.socket(fileno=os.dup(_server())) as server:
             socket.send_fds(server, [json.dumps(request).encode()], files)
         theirs.close()
@@ -95,6 +118,12 @@ class Popen(subprocess.Popen):
         self._status.close()
         assert status, "the process that forks has ended"
         return self.pid, array.array("i", status)[0]
+
+
+class Worker(Popen):
+    """A worker of pytest-xdist."""
+
+    is_worker = True
 
 
 def run(
@@ -137,7 +166,7 @@ def serve(control: socket.socket) -> list[str] | None:
             with running.pop(pid) as connection, contextlib.suppress(OSError):
                 connection.sendall(array.array("i", [status]).tobytes())
         try:
-            message, files, _, _ = socket.recv_fds(control, 1 << 20, 4)
+            message, files, _, _ = socket.recv_fds(control, 1 << 20, 5)
         except BlockingIOError:
             continue
         if not message:
@@ -154,9 +183,11 @@ def serve(control: socket.socket) -> list[str] | None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for kept in (control, woken, wake, connection, *running.values(), ready):
             kept.close()
-        for own, fd in enumerate(files[1:]):
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: when the process that forks has ended
+        for own, fd in enumerate(files[1:4]):
             os.dup2(fd, own)
-        for fd in files[1:]:
+        for fd in files[1:4]:
             os.close(fd)
         sys.stdin = sys.__stdin__ = open(0, closefd=False)
         sys.stdout = sys.__stdout__ = open(1, "w", closefd=False)
@@ -164,6 +195,8 @@ def serve(control: socket.socket) -> list[str] | None:
         os.setsid()  # a group of its own: signals to the group of the tests do not reach it
         os.environ.clear()
         os.environ.update(request["env"])
+        if files[4:]:
+            os.environ[SERVER] = str(files[4])
         os.chdir(request["cwd"])
         os.umask(request["umask"])
         tempfile.tempdir = None
@@ -173,6 +206,8 @@ def serve(control: socket.socket) -> list[str] | None:
 def command(args: list[str]) -> int:
     """Run `python ARGS`; the exit code."""
     code: object = 0
+    from tests.helpers import BLANK, blank_figures
+
     if BLANK in os.environ:
         blank_figures(setattr)
     try:
@@ -200,6 +235,9 @@ def command(args: list[str]) -> int:
 
 def main() -> None:
     """Import what the commands need, then fork."""
+    from weft.machine.system import hide_wandb
+
+    hide_wandb()  # from timm
     import fastapi
     import matplotlib.backends.backend_agg
     import sklearn.datasets

@@ -1,31 +1,30 @@
 import pytest
 
 from weft import errors
+from weft.errors import UsageError, install_command, need
+
+NAMES = ["levit_128", "levit_128s", "levit_192", "cvt_13"]
 
 
-def test_nearest_name_comes_first():
-    names = ["levit_128", "levit_128s", "levit_192", "cvt_13"]
-    assert errors.nearest("levit_128z", names) == ["levit_128", "levit_128s", "levit_192"]
-
-
-def test_unknown_says_kind_name_neighbours_and_where_all_are():
-    error = errors.unknown("model", "levit_128z", ["levit_128", "levit_128s", "levit_192", "cvt_13"], "weft models")
-    assert str(error) == (
-        "Unknown model 'levit_128z'. Nearest: levit_128, levit_128s, levit_192. All names: weft models."
+def test_an_unknown_name_gets_the_nearest_first():
+    assert errors.nearest("levit_128z", NAMES) == ["levit_128", "levit_128s", "levit_192"]
+    error = errors.unknown("model", "levit_128z", NAMES, "weft models")
+    assert (
+        str(error) == "Unknown model 'levit_128z'. Nearest: levit_128, levit_128s, levit_192. All names: weft models."
     )
     assert isinstance(error, ValueError)
 
 
-@pytest.mark.parametrize(
-    ("kind", "code"),
-    [
-        (errors.UsageError, 2),
-        (errors.DataError, 3),
-        (errors.CheckpointError, 4),
-        (errors.DivergedError, 5),
-        (errors.StorageError, 6),
-        (errors.VerificationError, 7),
-    ],
-)
-def test_exit_codes(kind, code):
-    assert kind("x").exit_code == code
+def test_a_missing_package_is_installed_by_its_extra():
+    need("deploy", "json")
+    with pytest.raises(UsageError, match=r"no_such_thing is needed for this, .* pip install 'weft-vision\[deploy\]'"):
+        need("deploy", "json", "no_such_thing")
+    assert install_command("serve", "ray") == "pip install 'weft-vision[serve,ray]'"
+    assert install_command() == "pip install weft-vision"
+
+
+def test_without_torch_a_missing_package_is_installed_alone(monkeypatch):
+    """The extra would add torch, which such an installation was made without."""
+    monkeypatch.setattr(errors, "is_installed", lambda package: package == "json")
+    with pytest.raises(UsageError, match=r"Run: pip install onnxruntime$"):
+        need("onnx", "json", "onnxruntime")

@@ -98,12 +98,12 @@ def run(folder: Path, program: str, *arguments: str) -> str:
     return done.stdout.splitlines()[-1]
 
 
-def test_weft_without_posix(tmp_path: Path) -> None:
+def test_weft_without_posix(tmp_path):
     run(tmp_path, WITHOUT_POSIX, str(tmp_path))
     assert (tmp_path / "run" / "best" / "model.safetensors").is_file()
 
 
-def test_spawned_processes_give_the_same_bits(tmp_path: Path) -> None:
+def test_spawned_processes_give_the_same_bits(tmp_path):
     from PIL import Image
 
     results = []

@@ -56,7 +56,7 @@ def written(folder: Path, text: str) -> Path:
     return folder / "plugin.py"
 
 
-def test_a_model_of_a_plugin_has_the_whole_contract() -> None:
+def test_a_model_of_a_plugin_has_the_whole_contract():
     family = weft.load_plugin(EXAMPLE)
     assert weft.load_plugin(EXAMPLE) is family
     assert "mixed_nano_32" in weft.list_models("mixed*")
@@ -77,12 +77,11 @@ def test_a_model_of_a_plugin_has_the_whole_contract() -> None:
         weft.create_model("mixed_nano_32", embed_dims=3)
 
 
-def test_it_trains_and_resumes_and_exports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_trains_and_resumes_and_exports(tmp_path, capsys):
     run, plugin = tmp_path / "run", ["--plugin", str(EXAMPLE)]
     small = ["--limit", "40", "--set", "batch_size=20", "--quiet"]
-    assert (
-        main(["train", "digits", *plugin, "--model", "mixed_micro_32", "--epochs", "2", "--out", str(run), *small]) == 0
-    )
+    words = ["digits", "--model", "mixed_micro_32", "--epochs", "2", "--out", str(run)]
+    assert main(["train", *words, *plugin, *small]) == 0
     assert json.loads((run / "best" / "config.json").read_text())["plugin"] == "my_family.py"
     assert main(["train", "--resume", str(run), *plugin, "--quiet"]) == 0
     assert main(["export", str(run), str(run / "onnx"), *plugin, "--format", "onnx", "--quiet"]) == 0
@@ -91,9 +90,7 @@ def test_it_trains_and_resumes_and_exports(tmp_path: Path, capsys: pytest.Captur
     del families._families["Mixed"]
     families._sources.clear()
     assert main(["train", "--resume", str(run), "--quiet"]) == 2
-    assert (
-        "was started with the plugin my_family.py, which is not loaded. Pass --plugin FILE" in capsys.readouterr().err
-    )
+    assert "started with the plugin my_family.py, which is not loaded. Pass --plugin FILE" in capsys.readouterr().err
     assert main(["evaluate", str(run), "digits"]) == 4
     assert "needs the plugin my_family.py, which has the model mixed_micro_32" in capsys.readouterr().err
     exported = open_model(run / "onnx")  # an export needs no plugin to predict
@@ -101,7 +98,7 @@ def test_it_trains_and_resumes_and_exports(tmp_path: Path, capsys: pytest.Captur
     assert outputs_of(exported, images_of).shape == (2, 10)
 
 
-def test_no_file_loads_a_plugin(tmp_path: Path) -> None:
+def test_no_file_loads_a_plugin(tmp_path):
     """A model directory that names a file which exists is refused; the file is not run."""
     weft.load_plugin(EXAMPLE)
     folder = save_model_dir(lively("mixed_micro_32", num_classes=2), tmp_path / "model")
@@ -114,31 +111,22 @@ def test_no_file_loads_a_plugin(tmp_path: Path) -> None:
         load_model_dir(folder)
 
 
+NEW = "from weft.models.family import Family, Variant\nFAMILY = Family({!r}, 'a:b', {{{!r}: Variant({{}})}})"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("1 / 0", "must run; it fails with ZeroDivisionError"),
         ("FAMILY = 3", "must have FAMILY, a weft.models.family.Family; got int"),
         ("family = None", "must have FAMILY, a weft.models.family.Family; got NoneType"),
-        (
-            "from weft.models.family import Family, Variant\nFAMILY = Family('CeiT', 'a:b', {'new': Variant({})})",
-            r"must add new names; the family CeiT exists already\. Rename it in plugin\.py\.",
-        ),
-        (
-            "from weft.models.family import Family, Variant\nFAMILY = Family('New', 'a:b', {'cvt_13': Variant({})})",
-            "the model cvt_13 exists already",
-        ),
-        (
-            "from weft.models.family import Family, Variant\nFAMILY = Family('New', 'a:b', {'resnet18': Variant({})})",
-            "timm has a model resnet18",
-        ),
-        (
-            "from weft.models.family import Family, Variant\nFAMILY = Family('New', 'a:b', {'../New': Variant({})})",
-            r"names of lower-case letters, digits and _; got '\.\./New'",
-        ),
+        (NEW.format("CeiT", "new"), r"must add new names; the family CeiT exists already\. Rename it in plugin\.py\."),
+        (NEW.format("New", "cvt_13"), "the model cvt_13 exists already"),
+        (NEW.format("New", "resnet18"), "timm has a model resnet18"),
+        (NEW.format("New", "../New"), r"names of lower-case letters, digits and _; got '\.\./New'"),
     ],
 )
-def test_plugins_that_cannot_be_used_say_why(text: str, message: str, tmp_path: Path) -> None:
+def test_plugins_that_cannot_be_used_say_why(text, message, tmp_path):
     before = dict(VARIANTS)
     with pytest.raises(UsageError, match=message):
         weft.load_plugin(written(tmp_path, text))
@@ -146,37 +134,20 @@ def test_plugins_that_cannot_be_used_say_why(text: str, message: str, tmp_path: 
     assert os.environ[families.PLUGINS] == ""
 
 
-@pytest.mark.parametrize("name", ["missing.py", "folder", "notes.txt"])
-def test_what_is_no_python_file_is_refused(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "notes.txt").write_text("FAMILY")
-    assert main(["models", "--plugin", str(tmp_path / name)]) == 2
-    assert "A plugin must be a Python file (.py)" in capsys.readouterr().err
-
-
-def test_a_package_adds_a_family_and_a_broken_one_is_reported(tmp_path: Path) -> None:
+def test_a_package_adds_a_family_and_a_broken_one_is_reported(tmp_path, monkeypatch, capsys):
     shutil.copy(EXAMPLE, tmp_path / "mixed_package.py")
     for name, entry in (("mixed_package", "mixed_package:FAMILY"), ("broken", "no_such_module:FAMILY")):
         info = tmp_path / f"{name}-1.0.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
         (info / "entry_points.txt").write_text(f"[{families.ENTRY_POINTS}]\nfamily = {entry}\n")
-    ended = subprocess.run(
-        [sys.executable, "-m", "weft", "models", "mixed_micro*", "--json"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
-    )
-    (row,) = json.loads(ended.stdout)
-    assert (row["family"], row["params"]) == ("Mixed", cost_of_micro())
-    assert "The plugin of broken cannot be loaded: No module named 'no_such_module'" in ended.stderr
-
-
-def cost_of_micro() -> int:
-    weft.load_plugin(EXAMPLE)
-    return sum(parameter.numel() for parameter in weft.create_model("mixed_micro_32").parameters())
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(families, "_load_plugins", True)
+    with pytest.warns(UserWarning, match="The plugin of broken cannot be loaded: No module named 'no_such_module'"):
+        assert main(["models", "mixed_micro*", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    params = sum(parameter.numel() for parameter in weft.create_model("mixed_micro_32").parameters())
+    assert (row["family"], row["params"]) == ("Mixed", params)
 
 
 def commands() -> list[list[str]]:
@@ -188,7 +159,7 @@ def commands() -> list[list[str]]:
 
 @pytest.mark.nightly
 @pytest.mark.slow
-def test_the_page_from_training_to_serving(tmp_path: Path) -> None:
+def test_the_page_from_training_to_serving(tmp_path):
     """Every command of docs/your-own-network.md, in processes of their own, as a reader would run it."""
     (tmp_path / "examples").symlink_to(EXAMPLE.parent)
     *before, serve = commands()

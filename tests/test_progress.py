@@ -34,7 +34,7 @@ def printed(out: Console) -> list[str]:
     return out.file.getvalue().splitlines()
 
 
-def test_a_log_gets_a_line_at_intervals() -> None:
+def test_a_log_gets_a_line_at_intervals():
     now, out = Time(), console()
     with Work("evaluating", 2000, console=out, now=now) as work:
         for _ in range(20):
@@ -46,7 +46,7 @@ def test_a_log_gets_a_line_at_intervals() -> None:
     ]
 
 
-def test_a_short_task_and_a_quiet_one_print_no_line() -> None:
+def test_a_short_task_and_a_quiet_one_print_no_line():
     now, out = Time(), console()
     with Work("evaluating", 20, console=out, now=now) as work:
         now.seconds += 9
@@ -57,7 +57,7 @@ def test_a_short_task_and_a_quiet_one_print_no_line() -> None:
     assert printed(out) == []
 
 
-def test_what_is_not_known_is_not_stated() -> None:
+def test_what_is_not_known_is_not_stated():
     """No rate of 0, no time left of a task without a total or without a finished unit."""
     now = Time()
     work = Work("reading", console=console(), now=now)
@@ -70,7 +70,7 @@ def test_what_is_not_known_is_not_stated() -> None:
     assert Work("converting", unit="", console=console(), now=now).text() == "0:00 elapsed"
 
 
-def test_the_parts_of_a_task_have_their_own_units_and_time() -> None:
+def test_the_parts_of_a_task_have_their_own_units_and_time():
     now = Time()
     work = Work("converting", console=console(), now=now)
     now.seconds += 20
@@ -82,7 +82,7 @@ def test_the_parts_of_a_task_have_their_own_units_and_time() -> None:
     assert work.text() == "0:00 elapsed"
 
 
-def test_units_of_an_earlier_process_do_not_count_for_the_rate() -> None:
+def test_units_of_an_earlier_process_do_not_count_for_the_rate():
     now = Time()
     work = Work("training", 10, unit="epochs", console=console(), now=now)
     work.begin_at(6)
@@ -94,12 +94,12 @@ def test_units_of_an_earlier_process_do_not_count_for_the_rate() -> None:
 @pytest.mark.parametrize(
     ("per_second", "text"), [(1234.5, "1,234 images/s"), (9.96, "10.0 images/s"), (0.05, "3 images/min")]
 )
-def test_a_rate_is_never_nought(per_second: float, text: str) -> None:
+def test_a_rate_is_never_nought(per_second, text):
     assert rate(per_second, "images") == text
     assert re.search("[1-9]", rate(per_second / 50, "images"))
 
 
-def test_a_terminal_gets_a_bar_and_notes_above_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_gets_a_bar_and_notes_above_it(monkeypatch):
     out = console(terminal=True)
     monkeypatch.setattr(progress, "stderr_console", lambda: out)
     with Work("evaluating", 40) as work:
@@ -115,9 +115,7 @@ def test_a_terminal_gets_a_bar_and_notes_above_it(monkeypatch: pytest.MonkeyPatc
     assert "7 of 70" not in shown
 
 
-def test_a_task_without_units_is_not_silent(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_task_without_units_is_not_silent(monkeypatch, capsys):
     """The line comes from a thread, while the task itself is busy."""
     ticked = progress.threading.Event()
     monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
@@ -129,7 +127,7 @@ def test_a_task_without_units_is_not_silent(
     assert re.search(r"converting: 0:\d\d elapsed", capsys.readouterr().err)
 
 
-def test_quiet_is_a_parameter_of_public_functions_that_obey_it() -> None:
+def test_quiet_is_a_parameter_of_public_functions_that_obey_it():
     """No function passes it on: `say` and `Work` obey the context."""
     found = 0
     for file in Path(weft.__file__).parent.rglob("*.py"):

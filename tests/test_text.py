@@ -6,7 +6,6 @@ import csv
 import inspect
 import io
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from hypothesis import strategies as st
 from PIL import Image
 from safetensors.torch import save_file
 
-import weft
 from tests.helpers import lively
 from tests.train import tiny
 from weft import errors
@@ -32,7 +30,7 @@ KINDS = [kind for kind in vars(errors).values() if inspect.isclass(kind) and iss
 
 
 @given(st.text(max_size=3_000))
-def test_any_text_is_one_printable_line_and_stays_so(text: str) -> None:
+def test_any_text_is_one_printable_line_and_stays_so(text):
     shown = one_line(text)
     assert shown.isprintable()
     assert len(shown) <= MAX_TEXT
@@ -40,12 +38,12 @@ def test_any_text_is_one_printable_line_and_stays_so(text: str) -> None:
     assert printable(text) == text or not text.isprintable()
 
 
-def test_what_is_short_and_plain_is_untouched() -> None:
+def test_what_is_short_and_plain_is_untouched():
     for text in ("", "A dataset must be …; got 'ä'. See: weft --help", "/a/long/path/" + "x" * 300, "猫 cat"):
         assert one_line(text) == text
 
 
-def test_of_a_long_text_the_beginning_and_the_end_stay() -> None:
+def test_of_a_long_text_the_beginning_and_the_end_stay():
     shown = one_line("key must hold; got " + "x" * 1_000_000 + ". Leave it out.")
     assert shown.startswith("key must hold; got xxx")
     assert shown.endswith("xxx. Leave it out.")
@@ -54,23 +52,14 @@ def test_of_a_long_text_the_beginning_and_the_end_stay() -> None:
 
 
 @pytest.mark.parametrize("kind", [*KINDS, BadImage], ids=lambda kind: kind.__name__)
-def test_every_error_is_one_printable_line(kind: type[WeftError]) -> None:
+def test_every_error_is_one_printable_line(kind):
     made = kind(HOSTILE * 999, "damaged", HOSTILE * 99) if kind is BadImage else kind(HOSTILE * 999)
     assert str(made).isprintable()
     assert len(str(made)) <= MAX_TEXT
     assert "evil" in str(made)
 
 
-def test_errors_outside_of_the_family_are_none_of_ours() -> None:
-    """What the package raises for a person is a `WeftError`, whose text is cleaned where it is made."""
-    pattern = re.compile(r"raise (ValueError|RuntimeError|TypeError|KeyError|OSError)\((.*)")
-    found = []
-    for source in Path(weft.__file__).parent.rglob("*.py"):
-        found += [f"{source.name}: {match[0]}" for match in pattern.finditer(source.read_text())]
-    assert len(found) < 40, found
-
-
-def test_notes_and_tables_are_printable(capsys: pytest.CaptureFixture[str]) -> None:
+def test_notes_and_tables_are_printable(capsys):
     say(HOSTILE)
     print(table(("name", "value"), [(HOSTILE, 1)]))
     out, err = capsys.readouterr()
@@ -81,7 +70,7 @@ def test_notes_and_tables_are_printable(capsys: pytest.CaptureFixture[str]) -> N
 
 
 @given(st.text(max_size=20), st.sampled_from(["", "=", "+", "-", "@", "\t", "\r", "=cmd|' /C calc'!A0"]))
-def test_no_text_in_a_csv_is_a_formula(text: str, start: str) -> None:
+def test_no_text_in_a_csv_is_a_formula(text, start):
     cell = str(csv_cell(start + text))
     assert not cell.startswith(("=", "@", "\t", "\r"))
     if cell.startswith(("+", "-")):
@@ -90,13 +79,11 @@ def test_no_text_in_a_csv_is_a_formula(text: str, start: str) -> None:
 
 
 @pytest.mark.parametrize("number", [-0.5, 3, "-0.5", "+1", "-1e-3", None])
-def test_a_number_in_a_csv_stays_one(number: object) -> None:
+def test_a_number_in_a_csv_stays_one(number):
     assert csv_cell(number) == number
 
 
-def test_a_class_name_is_no_formula_in_the_csv_of_predictions(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_class_name_is_no_formula_in_the_csv_of_predictions(tmp_path, capsys):
     names = ["=HYPERLINK(1)", "@SUM(1)", "+1+1", "-2+3"]
     model = save_model_dir(lively("levit_nano_32", num_classes=4), tmp_path / "m", label_names=names)
     data = tiny.paint(tmp_path / "data", per_class=1)
@@ -106,22 +93,15 @@ def test_a_class_name_is_no_formula_in_the_csv_of_predictions(
     assert all(0 <= float(row[3]) <= 1 for row in rows[1:])
 
 
-@pytest.mark.parametrize("verb", ["predict", "similar", "evaluate"])
-def test_the_help_of_csv_says_which_texts_it_changes(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([verb, "--help"]) == 0
-    assert "formula (first character = + - @) gets a leading apostrophe" in " ".join(
-        capsys.readouterr().out.replace("│", "").split()
-    )
-
-
-def assert_clean(capsys: pytest.CaptureFixture[str]) -> None:
-    for text in capsys.readouterr():
-        assert text.replace("\n", "").replace("\r", "").isprintable(), ascii(text)
-        assert "💣" not in text
+def test_the_help_of_csv_says_which_texts_it_changes(capsys):
+    for verb in ("predict", "similar", "evaluate"):
+        assert main([verb, "--help"]) == 0
+        shown = " ".join(capsys.readouterr().out.replace("│", "").split())
+        assert "formula (first character = + - @) gets a leading apostrophe" in shown
 
 
 @pytest.mark.slow
-def test_hostile_names_reach_no_terminal_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_hostile_names_reach_no_terminal_as_they_are(tmp_path, capsys):
     """Of tensors, models, settings, files and folders; through the verbs that show them."""
     name = HOSTILE.replace("/", "")
     save_file({name: torch.zeros(1), "x" * 100_000: torch.zeros(1)}, tmp_path / "w.safetensors")
@@ -155,4 +135,6 @@ def test_hostile_names_reach_no_terminal_as_they_are(tmp_path: Path, capsys: pyt
         ["explain", str(model), str(folder), "--out", str(tmp_path / "explained")],
     ):
         main(arguments)
-        assert_clean(capsys)
+        for text in capsys.readouterr():
+            assert text.replace("\n", "").replace("\r", "").isprintable(), ascii(text)
+            assert "💣" not in text

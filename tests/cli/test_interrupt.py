@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from tests.train.conftest import paint
-from weft.train import RunResult
 
 pytestmark = pytest.mark.slow
 
@@ -64,14 +63,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
     ],
 )
-def test_one_line(
-    verb: str,
-    is_time: Callable[[subprocess.Popen[bytes], Path], bool],
-    trained: RunResult,
-    photos: Path,
-    many: Path,
-    tmp_path: Path,
-) -> None:
+def test_one_line(verb, is_time, trained, photos, many, tmp_path):
     places = {"RUN": trained.out, "PHOTOS": photos, "MANY": many, "OUT": tmp_path / "out"}
     arguments = [str(places.get(word, word)) for word in verb.split()]
     log = tmp_path / "log"

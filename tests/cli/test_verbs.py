@@ -1,7 +1,5 @@
 """train, evaluate and predict from the command line: what goes to stdout, what to stderr, and the exit code."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -14,14 +12,12 @@ import torch
 from tests.train.conftest import paint
 from weft.cli import main
 from weft.recipes.load import recorded_environment
-from weft.train import RunResult
 from weft.train.state import load_state
 
-Shown = pytest.CaptureFixture[str]
 TRAIN = ["--model", "levit_nano_32", "--epochs", "1", "--batch-size", "12", "--device", "cpu"]
 
 
-def test_train(photos: Path, tmp_path: Path, capsys: Shown) -> None:
+def test_train(photos, tmp_path, capsys):
     out = tmp_path / "run"
     assert main(["train", str(photos), *TRAIN, "--out", str(out)]) == 0
     shown = capsys.readouterr()
@@ -45,7 +41,7 @@ def test_train(photos: Path, tmp_path: Path, capsys: Shown) -> None:
     assert 0 <= result["macro_f1"] <= 100
 
 
-def test_threads_of_a_training(photos: Path, tmp_path: Path, capsys: Shown) -> None:
+def test_threads_of_a_training(photos, tmp_path, capsys):
     """They are recorded; a resumed run has its own, which its last bits depend on."""
     out, before = tmp_path / "run", torch.get_num_threads()
     try:
@@ -61,42 +57,14 @@ def test_threads_of_a_training(photos: Path, tmp_path: Path, capsys: Shown) -> N
     assert torch.get_num_threads() == before
 
 
-def test_the_data_of_a_recipe_are_used(photos: Path, tmp_path: Path, capsys: Shown) -> None:
+def test_the_data_of_a_recipe_are_used(photos, tmp_path, capsys):
     options = [*TRAIN, "--set", f"data.source={photos}", "--set", "optim.lr=1e-3"]
     assert main(["train", *options, "--out", str(tmp_path / "run"), "--json", "--quiet"]) == 0
     assert json.loads(capsys.readouterr().out)["model"] == "levit_nano_32"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (["no/such/folder"], 3, "no/such/folder"),
-        (["digits", "--model", "ceit_nano"], 2, "Unknown model 'ceit_nano'. Nearest: ceit_nano_32"),
-        (["digits", "--epochs", "ten"], 2, "epochs must be a whole number at least 0 and at most 100000; got"),
-        (["digits", "--set", "optim.lr=-1"], 2, "optim.lr must be a number above 0 and at most 10; got '-1'"),
-        (["digits", "--recipe", "digit"], 2, "Unknown recipe 'digit'. Nearest: digits"),
-        (["digits", "--img-size", "4"], 2, "img_size must be a whole number at least 8"),
-        ([], 2, "Training needs images; got none."),
-    ],
-)
-def test_train_refuses(
-    arguments: list[str], code: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Shown
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["train", *arguments, "--quiet"]) == code
-    assert message in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_plan_needs_the_data_of_the_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Shown) -> None:
-    monkeypatch.chdir(tmp_path)
-    for options in ([], ["--plan"]):
-        assert main(["study", "ceit-leff", "missing", *options]) == 3
-        assert "The data directory must exist; 'missing' does not." in capsys.readouterr().err
-
-
 @pytest.mark.slow
-def test_evaluate(trained: RunResult, photos: Path, tmp_path: Path, capsys: Shown) -> None:
+def test_evaluate(trained, photos, tmp_path, capsys):
     arguments = ["evaluate", str(trained.out), str(photos)]
     assert main(arguments) == 0
     shown = capsys.readouterr()
@@ -117,7 +85,7 @@ def test_evaluate(trained: RunResult, photos: Path, tmp_path: Path, capsys: Show
     assert [(row["class"], row["images"]) for row in rows] == [("blue", "15"), ("green", "15"), ("red", "15")]
 
 
-def test_evaluate_names_what_it_left_out(trained: RunResult, tmp_path: Path, capsys: Shown) -> None:
+def test_evaluate_names_what_it_left_out(trained, tmp_path, capsys):
     folder = paint(tmp_path / "photos", per_class=10, seed=1)
     (folder / "red" / "zero.png").touch()
     assert main(["evaluate", str(trained.out), str(folder), "--quiet"]) == 0
@@ -126,12 +94,7 @@ def test_evaluate_names_what_it_left_out(trained: RunResult, tmp_path: Path, cap
     assert "1 excluded from all results:\n  red/zero.png: zero-byte\n" in shown
 
 
-def test_evaluate_refuses(tmp_path: Path, capsys: Shown) -> None:
-    assert main(["evaluate", str(tmp_path), "digits"]) == 4
-    assert "or a model directory (with config.json); " in capsys.readouterr().err
-
-
-def test_predict(trained: RunResult, photos: Path, capsys: Shown) -> None:
+def test_predict(trained, photos, capsys):
     arguments = ["predict", str(trained.out), str(photos / "red" / "00.png"), f"{photos}/blue/0[12].png"]
     assert main([*arguments, "--top-k", "1"]) == 0
     shown = capsys.readouterr()
@@ -148,11 +111,11 @@ def test_predict(trained: RunResult, photos: Path, capsys: Shown) -> None:
     assert [answer["top"][0]["class"] for answer in answers] == ["red", "blue", "blue"]
 
 
-def test_predict_answers_what_it_can(trained: RunResult, photos: Path, tmp_path: Path, capsys: Shown) -> None:
+def test_predict_leaves_out_what_it_cannot_read(trained, photos, tmp_path, capsys):
     (tmp_path / "zero.png").touch()
     arguments = ["predict", str(trained.out), str(tmp_path / "zero.png"), str(photos / "red" / "00.png"), "--csv"]
     assert main(arguments) == 3
     shown = capsys.readouterr()
     assert len(shown.out.splitlines()) == 1 + 3
-    assert shown.err.splitlines()[0].startswith(f"weft: {tmp_path / 'zero.png'}") or "zero.png" in shown.err
+    assert "zero.png" in shown.err.splitlines()[0]
     assert shown.err.splitlines()[-1] == "weft: 1 of 2 images could not be read."

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.contract.test_readme import README, blocks
+from tests.contract.test_docs import README, blocks
 
 SECTION = README.split("## From a folder of photos to a classifier")[1].split("**Without images of your own**")[0]
 COLOURS = {"cat": (200, 60, 50), "dog": (50, 80, 190)}

@@ -76,58 +76,61 @@ def files(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*.png"))
 
 
-def decoded(folder: Path, *_: Path) -> Any:
+# Ways to read a folder: functions of the folder, a model directory and a directory for output.
+
+
+def decoded(folder, *_):
     return [np.asarray(open_image(path)) for path in files(folder)]
 
 
-def sizes(folder: Path, *_: Path) -> Any:
+def sizes(folder, *_):
     return [(image_size(path), image_info(path).size) for path in files(folder)]
 
 
-def predictions(folder: Path, model: Path, *_: Path) -> Any:
+def predictions(folder, model, *_):
     return [row.top for row in predict(model, files(folder), quiet=True)]
 
 
-def evaluation(folder: Path, model: Path, *_: Path) -> Any:
+def evaluation(folder, model, *_):
     return evaluate(model, folder, split="all", workers=0, quiet=True).confidence
 
 
-def features(folder: Path, model: Path, *_: Path) -> Any:
+def features(folder, model, *_):
     return embed(model, files(folder), quiet=True).features
 
 
-def similarities(folder: Path, model: Path, *_: Path) -> Any:
+def similarities(folder, model, *_):
     rows, _ = similar(model, files(folder)[0], files(folder), quiet=True)
     return [(Path(row.image).name, row.similarity) for row in rows]
 
 
-def heatmaps(folder: Path, model: Path, out: Path) -> Any:
+def heatmaps(folder, model, out):
     explain_run(model, files(folder), out, grad_cam=False, quiet=True)
     return [value for path in sorted(out.glob("*.npz")) for value in np.load(path).values()]
 
 
-def labels(folder: Path, model: Path, *_: Path) -> Any:
+def labels(folder, model, *_):
     result = label(model, files(folder), num=4, min_probability=0.9, quiet=True)
     return [Path(row.image).name for row in (*result.next, *result.proposed, *result.rest)]
 
 
-def findings(folder: Path, model: Path, *_: Path) -> Any:
+def findings(folder, model, *_):
     return [(Path(row.path).name, row.problem, row.proposed) for row in review(folder, run=model, quiet=True).findings]
 
 
-def shards(folder: Path, model: Path, out: Path) -> Any:
+def shards(folder, model, out):
     prepare_data(folder, out, 32, quiet=True)
     splits = open_data(out)
     return [np.asarray(open_image(side.read(i).data)) for side in (splits.train, splits.val) for i in range(len(side))]
 
 
-def training_images(folder: Path, *_: Path) -> Any:
+def training_images(folder, *_):
     source = open_data(folder).train
     dataset = ImageDataset(source, train_transform(32, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)))
     return torch.stack([dataset[i][0] for i in range(len(source))]).numpy()
 
 
-def served(folder: Path, model: Path, *_: Path) -> Any:
+def served(folder, model, *_):
     async def ask() -> list[Any]:
         app = create_app(Settings(run=str(model), decoders=1))
         client = httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://localhost")
@@ -149,9 +152,8 @@ WAYS = {
     "label": (labels,),
     "serve": (served,),
 }
-OTHERS = {  # verbs that read images by one of the ways above, or none
-    *("compare", "study", "convert", "export", "bench", "push", "info", "models", "recipes", "doctor"),
-}
+# Verbs that read images by one of the ways above, or none.
+OTHERS = {"compare", "study", "convert", "export", "bench", "push", "info", "models", "recipes", "doctor"}
 
 
 def test_every_verb_that_reads_images_is_here() -> None:
@@ -159,9 +161,7 @@ def test_every_verb_that_reads_images_is_here() -> None:
 
 
 @pytest.mark.parametrize("way", [way for ways in WAYS.values() for way in ways])
-def test_a_turned_file_is_the_upright_one(
-    way: Callable[..., Any], both: tuple[Path, Path], model: Path, tmp_path: Path
-) -> None:
+def test_a_turned_file_is_the_upright_one(way, both, model, tmp_path):
     one, other = (way(folder, model, tmp_path / folder.name) for folder in both)
     assert len(one) > 0
     np.testing.assert_equal(other, one)

@@ -199,18 +199,11 @@ def test_a_study_that_is_stopped_stops_its_runs(tmp_path):
     short, long = job(tmp_path / "short", batch_size=1), job(tmp_path / "long", epochs=500)
     with pytest.raises(KeyboardInterrupt):
         Engine(at_once=2).run([short, long], on_done=stop)
-    assert not _children()
+    commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    assert not [line for line in commands if b"weft.study.job_process" in line and bytes(tmp_path) in line]
     assert read_result(long) is None
     log = (tmp_path / "long" / "log.txt").read_text()
     assert "Traceback" not in log
-
-
-def _children() -> list[str]:
-    """Processes of jobs that are alive."""
-    lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
-    return [
-        line.decode() for line in lines if b"weft.study.job_process" in line and b"test_a_study_that_is_stopped" in line
-    ]
 
 
 @pytest.mark.slow
@@ -277,8 +270,4 @@ def test_the_command_line_lists_and_plans(file, capsys):
     assert main(["study"]) == 0
     assert "ceit-convergence" in capsys.readouterr().out
     assert main(["study", str(file), "--plan", "--seeds", "3"]) == 0
-    shown = capsys.readouterr().out
-    assert "model_args.attn_bias=False" in shown
-    assert main(["study", str(file), "--engine", "spark"]) == 2
-    assert main(["study", str(file), "--jobs", "0"]) == 2
-    assert "--jobs must be a whole number at least 1; got 0." in capsys.readouterr().err
+    assert "model_args.attn_bias=False" in capsys.readouterr().out

@@ -6,10 +6,14 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
 from pydantic import TypeAdapter
+from torch import nn
 
+from weft.recipes import Recipe
 from weft.study import engine
 from weft.study.jobs import Job, Result
+from weft.train.network import build_model
 
 
 class Process:
@@ -73,8 +77,26 @@ def write_result(job: Job, result: Result) -> None:
     job.result_file.write_bytes(TypeAdapter(Result).dump_json(result))
 
 
+BUILT: dict[str, nn.Module] = {}
+
+
+def build_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Build equal networks on the meta device once: `load_study` builds them for the errors alone."""
+
+    def built(recipe: Recipe, num_classes: int) -> nn.Module:
+        if torch.get_default_device().type != "meta":
+            return build_model(recipe, num_classes)
+        key = repr((recipe.model, recipe.model_args, recipe.img_size, recipe.data.value_range, num_classes))
+        if key not in BUILT:
+            BUILT[key] = build_model(recipe, num_classes)
+        return BUILT[key]
+
+    monkeypatch.setattr("weft.train.network.build_model", built)
+
+
 @pytest.fixture
 def trainer(monkeypatch: pytest.MonkeyPatch) -> Trainer:
+    build_once(monkeypatch)
     stand_in = Trainer()
     monkeypatch.setattr(engine, "start_process", stand_in)
     return stand_in

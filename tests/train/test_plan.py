@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,10 +12,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.killpoints import Killed
 from tests.train import tiny
 from weft.checkpoints.hub import create_model
 from weft.cli import main
-from weft.errors import StoppedError, UsageError
+from weft.errors import UsageError
 from weft.machine.runtime import Runtime
 from weft.recipes import Recipe, load_recipe
 from weft.train import decisions, find_lr, loop, preview, train
@@ -181,32 +181,21 @@ def test_find_lr_starts_from_the_weights_that_training_starts_from(
     assert all(torch.equal(trained[key], swept[key]) for key in trained)
 
 
-def test_find_lr_trains_as_the_run_would(noise: Path, start: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_find_lr_trains_as_the_run_would(noise: Path, start: Path) -> None:
     """With the teacher of the run, and one epoch after another."""
     learners: list[loop.Learner] = []
-    step = loop.Learner.train_step
-
-    def record(self: loop.Learner, *arguments: Any) -> loop.StepResult:
-        learners.append(self)
-        return step(self, *arguments)
-
-    monkeypatch.setattr(loop.Learner, "train_step", record)
     settings = {**NANO, "batch_size": 6, "epochs": 1, "distill.teacher": str(start / "best"), "optim.ema_decay": 0.9}
-    finding = find_lr(noise, settings=settings, steps=4, quiet=True)
+    with tiny.at_step(3, lambda learner, *_: learners.append(learner)):
+        finding = find_lr(noise, settings=settings, steps=4, quiet=True)
     assert [point.lr for point in finding.points] == pytest.approx([1e-7, 1e-7 ** (2 / 3), 1e-7 ** (1 / 3), 1])
-    assert all(learner.teacher is not None and learner.ema is not None for learner in learners)
-
-
-def test_a_sweep_that_prepares_no_training_is_refused(noise: Path) -> None:
-    with pytest.raises(UsageError, match="--find-lr tries training steps; got epochs 0"):
-        find_lr(noise, quiet=True, recipe="probe", epochs=0)
+    (learner,) = learners
+    assert learner.teacher is not None
+    assert learner.ema is not None
 
 
 @pytest.mark.parametrize("option", [["--find-lr"], ["--preview", "seen.png"]])
-def test_a_run_that_exists_is_not_prepared(
-    option: list[str], noise: Path, start: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["train", str(noise), "--resume", str(start), *option]) == 2
+def test_a_run_that_exists_is_not_prepared(option: list[str], start: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--resume", str(start), *option]) == 2
     assert f"{option[0]} prepares a new run, and --resume continues one." in capsys.readouterr().err
 
 
@@ -219,34 +208,27 @@ def test_recipe_yaml_is_the_recipe_that_trained(
     name: str, noise: Path, start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained: list[Recipe] = []
-    step = loop.Learner.train_step
 
-    def record(self: loop.Learner, *arguments: Any) -> loop.StepResult:
-        trained.append(self.recipe)
-        return step(self, *arguments)
+    def record(learner: loop.Learner, *_: object) -> None:
+        trained.append(learner.recipe)
+        raise Killed
 
-    monkeypatch.setattr(loop.Learner, "train_step", record)
     monkeypatch.setattr(
         "weft.train.decisions.find_precision", lambda recipe, num_classes, runtime: (runtime, "Precision.")
     )
-    settings: dict[str, Any] = {**NANO, "batch_size": 6, "precision": "auto", "optim.lr": "3e-4", "epochs": 1}
-    if name == "public weights":
-        settings |= {"pretrained": True}
-    if name == "a run":
-        settings |= {"start_from": str(start)}
     out = tmp_path / "run"
-    if name in ("a resumed run", "a changed run"):
-        with pytest.raises(StoppedError):
-            train(noise, settings={**settings, "epochs": 2}, stop_after=1, out=out, quiet=True)
-        trained.clear()
+    settings: dict[str, Any] = {**NANO, "batch_size": 6, "precision": "auto", "optim.lr": "3e-4", "epochs": 1}
+    settings |= {"public weights": {"pretrained": True}, "a run": {"start_from": str(start)}}.get(name, {})
+    step = 1 if name in ("a resumed run", "a changed run") else 0
+    with pytest.raises(Killed), tiny.at_step(step, record):
+        train(noise, settings={**settings, "save.every_steps": 1}, out=out, quiet=True)
+    if step:
         changed = {"optim.lr": 1e-5} if name == "a changed run" else {}
-        train(resume=out, settings=changed, override=bool(changed), quiet=True)
-        assert trained[-1].optim.lr == (1e-5 if changed else 3e-4)
-    else:
-        train(noise, settings=settings, out=out, quiet=True)
-    written = load_recipe(out / "recipe.yaml")
-    assert [dataclasses.replace(recipe, environment={}) for recipe in trained] == [written] * len(trained)
-    assert trained
+        with pytest.raises(Killed), tiny.at_step(step, record):
+            train(resume=out, settings=changed, override=bool(changed), quiet=True)
+        assert trained.pop(0).optim.lr == 3e-4
+        assert trained[0].optim.lr == (1e-5 if changed else 3e-4)
+    assert [dataclasses.replace(recipe, environment={}) for recipe in trained] == [load_recipe(out / "recipe.yaml")]
 
 
 # Rules between settings
@@ -287,36 +269,35 @@ def test_random_weights_that_the_user_contradicts_are_refused(
         train(noise, settings={**NANO, **settings}, from_scratch=True, out=tmp_path / "run", quiet=True)
 
 
+def stopped_early(noise: Path, out: Path, **settings: Any) -> Path:
+    """A run that was killed after its first step."""
+    with tiny.killed_after(1):
+        train(noise, settings={**NANO, "epochs": 2, "save.every_steps": 1, **settings}, out=out, quiet=True)
+    return out
+
+
 @pytest.mark.parametrize("start_freeze", ["none", "backbone"])
 def test_a_resumed_run_keeps_what_is_frozen(start_freeze: str, noise: Path, start: Path, tmp_path: Path) -> None:
     """The optimizer's state is that of the weights that were trained. Said again, the value is no change."""
-    settings = {**NANO, "epochs": 2, "optim.freeze": start_freeze, "start_from": str(start)}
-    with pytest.raises(StoppedError):
-        train(noise, settings=settings, stop_after=1, out=tmp_path / "run", quiet=True)
+    out = stopped_early(noise, tmp_path / "run", **{"optim.freeze": start_freeze, "start_from": str(start)})
     other = "none" if start_freeze == "backbone" else "backbone"
     with pytest.raises(UsageError, match=f"cannot change its optim.freeze; in .* is {start_freeze}, got {other}"):
-        train(resume=tmp_path / "run", settings={"optim.freeze": other}, override=True, quiet=True)
-    assert main(["train", "--resume", str(tmp_path / "run"), "--set", f"optim.freeze={start_freeze}", "--quiet"]) == 0
+        train(resume=out, settings={"optim.freeze": other}, override=True, quiet=True)
+    with tiny.killed_after(2):
+        train(resume=out, settings={"optim.freeze": start_freeze}, quiet=True)
 
 
-def test_a_resumed_run_keeps_the_rules(noise: Path, tmp_path: Path) -> None:
-    settings = {**NANO, "epochs": 2, "data.sampling": "balanced"}
-    with pytest.raises(StoppedError):
-        train(noise, settings=settings, stop_after=1, out=tmp_path / "run", quiet=True)
-    with pytest.raises(UsageError, match=r"got data\.sampling: balanced and loss\.class_weights: balanced"):
-        train(resume=tmp_path / "run", settings={"loss.class_weights": "balanced"}, override=True, quiet=True)
-
-
-def test_the_device_of_a_resumed_run_is_that_of_its_recipe(
+def test_a_resumed_run_keeps_the_rules_and_the_device(
     noise: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(StoppedError):
-        train(noise, settings={**NANO, "epochs": 2}, stop_after=1, out=tmp_path / "run", quiet=True)
-    recipe = tmp_path / "run" / "recipe.yaml"
+    out = stopped_early(noise, tmp_path / "run", **{"data.sampling": "balanced"})
+    with pytest.raises(UsageError, match=r"got data\.sampling: balanced and loss\.class_weights: balanced"):
+        train(resume=out, settings={"loss.class_weights": "balanced"}, override=True, quiet=True)
+    recipe = out / "recipe.yaml"
     recipe.write_text(recipe.read_text().replace("device: cpu", "device: cuda"))
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(UsageError, match="device cuda needs a GPU"):
-        train(resume=tmp_path / "run", quiet=True)
+        train(resume=out, quiet=True)
 
 
 # Several processes
@@ -330,8 +311,7 @@ def test_only_the_first_process_prints_and_writes(
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setattr(Runtime, "is_main", property(lambda self: False))
     more = [option] if option == "--find-lr" else [option, str(seen)]
-    words = [word for key, value in NANO.items() for word in ("--set", f"{key}={value}")]
-    assert main(["train", str(noise), *words, "--set", "epochs=1", *more]) == 0
+    assert main(["train", str(noise), *tiny.words({**NANO, "epochs": 1}), *more]) == 0
     printed = capsys.readouterr()
     assert (printed.out, printed.err) == ("", "")
     assert not seen.exists()
@@ -364,16 +344,8 @@ def test_all_processes_start_from_the_weights_that_the_first_one_finds(
 def test_two_processes_print_once(option: str, noise: Path, tmp_path: Path) -> None:
     seen = tmp_path / "new" / "seen.png"
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "weft"]
-    words = [word for key, value in NANO.items() for word in ("--set", f"{key}={value}")]
     more = [option] if option == "--find-lr" else [option, str(seen)]
-    done = subprocess.run(
-        [*launcher, "train", str(noise), *words, "--set", "epochs=1", *more],
-        env=tiny.environment(),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = tiny.fresh([*launcher, "train", str(noise), *tiny.words({**NANO, "epochs": 1}), *more])
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("suggested:" if option == "--find-lr" else "seen.png") == 1
     assert done.stderr.count("Reading data.source") == 1

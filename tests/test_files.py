@@ -45,9 +45,7 @@ def test_a_kill_while_a_directory_is_replaced_leaves_the_old_or_the_new(tmp_path
 
 
 @pytest.mark.parametrize("is_there", [False, True])
-def test_a_directory_moved_away_by_a_killed_process_is_restored_if_its_place_is_empty(
-    is_there: bool, tmp_path: Path
-) -> None:
+def test_a_directory_moved_away_by_a_killed_process_is_restored_if_its_place_is_empty(is_there, tmp_path):
     for name in (f".out.{HEX}.old", f".other.{HEX}.old", *(["out"] if is_there else [])):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_text(name)
@@ -57,9 +55,7 @@ def test_a_directory_moved_away_by_a_killed_process_is_restored_if_its_place_is_
     assert names(tmp_path) == [f".other.{HEX}.old", "out"]
 
 
-def test_without_locks_a_directory_that_a_process_may_be_writing_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_locks_a_directory_that_a_process_may_be_writing_stays(tmp_path, monkeypatch):
     """On Windows and some network file systems. What was moved away is restored."""
 
     def no_locks(*_: object) -> None:

@@ -32,9 +32,7 @@ def test_auto_takes_a_gpu_of_cuda_if_there_is_one(monkeypatch: pytest.MonkeyPatc
         (("mps", "fp32"), 2, "device mps runs in one process"),
     ],
 )
-def test_a_device_or_precision_that_cannot_be_used_is_refused(
-    arguments: tuple[str, str], processes: int, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_device_or_precision_that_cannot_be_used_is_refused(arguments, processes, message, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: "needs the GPU" not in message)
     monkeypatch.delenv("WORLD_SIZE", raising=False)

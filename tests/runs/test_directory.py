@@ -135,9 +135,7 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.parametrize("content", ["", "dead"])
-def test_a_directory_in_use_is_refused_with_the_number_of_its_process(
-    content: str, holder: subprocess.Popen[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_directory_in_use_is_refused_with_the_number_of_its_process(content, holder, tmp_path, monkeypatch):
     """The process that holds the lock may not have written its number yet; that of a killed process is not shown. The
     lock ends with its process."""
     if content:
@@ -167,9 +165,7 @@ def test_a_directory_in_use_is_refused_with_the_number_of_its_process(
         assert (tmp_path / "run" / LOCK).read_text() == f"{os.getpid()}\n"
 
 
-def test_a_lock_that_stays_without_a_process_number_is_of_an_unknown_process(
-    holder: subprocess.Popen[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lock_that_stays_without_a_process_number_is_of_an_unknown_process(holder, tmp_path, monkeypatch):
     monkeypatch.setattr(directory, "RETRY_S", 0.02)
     with pytest.raises(UsageError, match=r"is in use by process unknown\."), directory.locked(tmp_path / "run"):
         pass
@@ -177,9 +173,7 @@ def test_a_lock_that_stays_without_a_process_number_is_of_an_unknown_process(
 
 
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
-def test_a_file_system_without_locks_is_not_a_directory_in_use(
-    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_system_without_locks_is_not_a_directory_in_use(code, tmp_path, monkeypatch):
     def lockf(*_: object) -> None:
         raise OSError(code, os.strerror(code))
 

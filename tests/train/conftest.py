@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +29,14 @@ def paint(folder: Path, per_class: int = PER_CLASS, classes: tuple[str, ...] = t
             pixels = np.clip(np.array(COLOURS[name]) + noise, 0, 255).astype(np.uint8)
             Image.fromarray(pixels).save(folder / name / f"{number:02}.png")
     return folder
+
+
+@pytest.fixture(autouse=True)
+def _interruptible() -> Iterator[None]:
+    """Obey Ctrl-C also where a shell has started the tests in its background, which ignore it then."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")

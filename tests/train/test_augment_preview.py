@@ -85,9 +85,7 @@ def test_the_command_line_writes_a_new_file(photos: Path, tmp_path: Path, capsys
     assert "--find-lr and --preview exclude each other" in capsys.readouterr().err
 
 
-def test_a_file_that_cannot_be_written_is_refused_before_the_data_is_read(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_cannot_be_written_is_refused_before_the_data_is_read(photos, tmp_path, monkeypatch):
     monkeypatch.setattr(plan, "open_splits", lambda *args: pytest.fail("data was opened"))
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=r"must name an image file, such as preview\.png; got seen\.txt\."):

@@ -154,9 +154,7 @@ def test_notes_of_the_plan_are_printed_before_a_sweep(photos: Path, capsys: pyte
 
 STARTS: dict[str, dict[str, Any]] = {
     "random weights": {},
-    "public weights": {"pretrained": True},
     "public weights and a fitted classifier": {"pretrained": True, "head_init": "probe"},
-    "a fitted classifier": {"head_init": "probe"},
     "a run": {"start_from": "START"},
     "a run and a fitted classifier": {"start_from": "START", "head_init": "probe"},
 }
@@ -164,19 +162,17 @@ STARTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.usefixtures("public")
 @pytest.mark.parametrize("name", STARTS)
-def test_find_lr_starts_from_the_weights_that_training_starts_from(
-    name: str, noise: Path, start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_find_lr_starts_from_the_weights_that_training_starts_from(name, noise, start, tmp_path, monkeypatch):
     monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "cache"))
 
-    def stop(self: loop.Learner, *_: object) -> None:
-        raise Caught({key: value.clone() for key, value in self.model.state_dict().items()})
+    def stop(learner: loop.Learner, *_: object) -> None:
+        _raise({key: value.clone() for key, value in learner.model.state_dict().items()})
 
-    monkeypatch.setattr(loop.Learner, "train_step", stop)
     more = {key: str(start) if value == "START" else value for key, value in STARTS[name].items()}
     settings = {**NANO, "epochs": 2, **more}
-    trained = caught(lambda: train(noise, settings=settings, out=tmp_path / "run", quiet=True))
-    swept: dict[str, Tensor] = caught(lambda: find_lr(noise, settings=settings, quiet=True))
+    with tiny.at_step(0, stop):
+        trained = caught(lambda: train(noise, settings=settings, out=tmp_path / "run", quiet=True))
+        swept: dict[str, Tensor] = caught(lambda: find_lr(noise, settings=settings, quiet=True))
     assert trained.keys() == swept.keys()
     assert all(torch.equal(trained[key], swept[key]) for key in trained)
 
@@ -204,9 +200,7 @@ def test_a_run_that_exists_is_not_prepared(option: list[str], start: Path, capsy
 
 @pytest.mark.usefixtures("public")
 @pytest.mark.parametrize("name", ["random weights", "public weights", "a run", "a resumed run", "a changed run"])
-def test_recipe_yaml_is_the_recipe_that_trained(
-    name: str, noise: Path, start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recipe_yaml_is_the_recipe_that_trained(name, noise, start, tmp_path, monkeypatch):
     trained: list[Recipe] = []
 
     def record(learner: loop.Learner, *_: object) -> None:
@@ -237,9 +231,7 @@ FROZEN = {"optim.freeze": "backbone"}
 
 
 @pytest.mark.usefixtures("plans")
-def test_frozen_layers_need_weights_in_the_plan_and_not_in_the_defaults(
-    weights: str, photos: Path, start: Path, tmp_path: Path
-) -> None:
+def test_frozen_layers_need_weights_in_the_plan_and_not_in_the_defaults(weights, photos, start, tmp_path):
     more = {"out": tmp_path / "run", "quiet": True}
     allowed: list[dict[str, Any]] = [{"recipe": "finetune"}, {"start_from": str(start)}]
     refused: list[dict[str, Any]] = [{"from_scratch": True}, {"model": "levit_128s"}, {"recipe": "small_images"}]
@@ -262,9 +254,7 @@ def test_frozen_layers_need_weights_in_the_plan_and_not_in_the_defaults(
         ({"head_init": "probe"}, "--from-scratch and head_init: probe exclude each other"),
     ],
 )
-def test_random_weights_that_the_user_contradicts_are_refused(
-    settings: dict[str, Any], message: str, noise: Path, tmp_path: Path
-) -> None:
+def test_random_weights_that_the_user_contradicts_are_refused(settings, message, noise, tmp_path):
     with pytest.raises(UsageError, match=message):
         train(noise, settings={**NANO, **settings}, from_scratch=True, out=tmp_path / "run", quiet=True)
 
@@ -287,9 +277,7 @@ def test_a_resumed_run_keeps_what_is_frozen(start_freeze: str, noise: Path, star
         train(resume=out, settings={"optim.freeze": start_freeze}, quiet=True)
 
 
-def test_a_resumed_run_keeps_the_rules_and_the_device(
-    noise: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_run_keeps_the_rules_and_the_device(noise, tmp_path, monkeypatch):
     out = stopped_early(noise, tmp_path / "run", **{"data.sampling": "balanced"})
     with pytest.raises(UsageError, match=r"got data\.sampling: balanced and loss\.class_weights: balanced"):
         train(resume=out, settings={"loss.class_weights": "balanced"}, override=True, quiet=True)
@@ -304,9 +292,7 @@ def test_a_resumed_run_keeps_the_rules_and_the_device(
 
 
 @pytest.mark.parametrize("option", ["--find-lr", "--preview"])
-def test_only_the_first_process_prints_and_writes(
-    option: str, noise: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_only_the_first_process_prints_and_writes(option, noise, tmp_path, monkeypatch, capsys):
     seen = tmp_path / "seen.png"
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setattr(Runtime, "is_main", property(lambda self: False))
@@ -318,9 +304,7 @@ def test_only_the_first_process_prints_and_writes(
 
 
 @pytest.mark.usefixtures("plans")
-def test_all_processes_start_from_the_weights_that_the_first_one_finds(
-    photos: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_processes_start_from_the_weights_that_the_first_one_finds(photos, monkeypatch):
     """The hub may reply to one of them only."""
     monkeypatch.setattr(decisions, "is_cached", lambda name: False)
     monkeypatch.setattr(decisions, "is_bundled", lambda name: False)

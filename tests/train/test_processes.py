@@ -41,9 +41,7 @@ def test_two_processes_compute_what_one_does(model: str, noise: Path, tmp_path: 
 
 
 @pytest.mark.slow
-def test_two_processes_agree_on_the_number_of_a_run(
-    noise: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_processes_agree_on_the_number_of_a_run(noise, tmp_path, monkeypatch):
     """Without --out; the second process writes nothing to a directory of its own."""
     monkeypatch.chdir(tmp_path)
     out = tmp_path / "none"
@@ -100,9 +98,7 @@ def test_a_process_that_dies_is_noticed_and_the_run_goes_on(noise: Path, tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_stop_of_torchrun_and_its_processes_saves_the_state(
-    number: signal.Signals, noise: Path, tmp_path: Path
-) -> None:
+def test_a_stop_of_torchrun_and_its_processes_saves_the_state(number, noise, tmp_path):
     """As SLURM stops a job: all processes get the signal at the same time, and end before it kills them."""
     out, more = tmp_path / "run", {"epochs": 200, "accumulate": 1, "save.every_steps": "null"}
     process = subprocess.Popen(

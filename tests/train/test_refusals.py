@@ -19,7 +19,7 @@ from weft.checkpoints.hub import create_model
 from weft.cli import main
 from weft.errors import DataError, StorageError, UsageError
 from weft.inference import measurement
-from weft.train import RunResult, begin, evaluate, loop, run, train
+from weft.train import begin, evaluate, loop, run, train
 from weft.train import plan as planning
 from weft.train.track import Tracker
 
@@ -182,9 +182,7 @@ def no_accounts(tmp_path: Path, monkeypatch: Patch) -> None:
 
 @pytest.mark.usefixtures("no_accounts")
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_refused_takes_no_step_and_leaves_nothing(
-    name: str, pictures: Path, tmp_path: Path, steps: list[int], monkeypatch: Patch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_refused_takes_no_step_and_leaves_nothing(name, pictures, tmp_path, steps, monkeypatch, capfd):
     prepare, code, message = CASES[name]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     if "wandb" in message:
@@ -242,9 +240,7 @@ FAILURES: dict[str, tuple[Any, str, Any, dict[str, Any], type[BaseException], st
 
 
 @pytest.mark.parametrize("failure", FAILURES)
-def test_a_failure_before_the_first_step_leaves_no_directory(
-    failure: str, pictures: Path, tmp_path: Path, steps: list[int], monkeypatch: Patch
-) -> None:
+def test_a_failure_before_the_first_step_leaves_no_directory(failure, pictures, tmp_path, steps, monkeypatch):
     owner, name, replacement, arguments, error, message = FAILURES[failure]
     monkeypatch.setattr(owner, name, replacement)
     settings = {**BASE, **arguments.get("settings", {})}
@@ -267,9 +263,7 @@ def content(folder: Path) -> dict[Path, bool | bytes]:
     return {path: path.is_file() and path.read_bytes() for path in sorted(folder.rglob("*")) if path.name != "lock"}
 
 
-def test_force_replaces_a_run_by_one_that_begins_and_not_by_one_that_is_refused(
-    pictures: Path, tmp_path: Path, steps: list[int], monkeypatch: Patch
-) -> None:
+def test_force_replaces_a_run_by_one_that_begins_and_not_by_one_that_is_refused(pictures, tmp_path, steps, monkeypatch):
     old, tracker = tmp_path / "run", begin.Tracker
     train(pictures, settings=BASE, out=old, quiet=True)
     before = content(old)
@@ -293,9 +287,7 @@ def test_force_replaces_a_run_by_one_that_begins_and_not_by_one_that_is_refused(
     assert not list(old.glob(".*"))
 
 
-def test_without_force_a_file_that_appears_while_the_plan_is_made_stays(
-    pictures: Path, tmp_path: Path, steps: list[int], monkeypatch: Patch
-) -> None:
+def test_without_force_a_file_that_appears_while_the_plan_is_made_stays(pictures, tmp_path, steps, monkeypatch):
     theirs, rehearse = tmp_path / "run" / "best" / "theirs.txt", begin.rehearse_saving
 
     def rehearse_slowly(*arguments: Any) -> None:
@@ -334,9 +326,7 @@ def test_data_with_a_split_may_hold_its_runs(pictures: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("what", ["out", "real_labels"])
-def test_an_evaluation_is_refused_before_it_measures(
-    what: str, trained: RunResult, photos: Path, tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_an_evaluation_is_refused_before_it_measures(what, trained, photos, tmp_path, monkeypatch):
     monkeypatch.setattr(measurement, "measured", lambda *args, **kwargs: pytest.fail("it was measured"))
     (tmp_path / "labels.json").write_text('{"elsewhere": [0]}')
     place, error, message = {

@@ -142,9 +142,7 @@ def test_a_record_that_contradicts_itself_is_passed_over(values: dict[str, Any],
     assert reason in skipped[path]
 
 
-def test_without_a_valid_state_each_one_is_named_with_its_reason(
-    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_valid_state_each_one_is_named_with_its_reason(saved, tmp_path, monkeypatch):
     """One that is damaged, one of an earlier version of weft, and one of a later version."""
     os.truncate(saved / "step-0000000001.safetensors", 10)
     save_file(TENSORS, saved / "step-0000000002.safetensors")
@@ -237,9 +235,7 @@ def test_the_order_of_what_reaches_the_disk(saved: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("cause", ["a quota", "a full disk"])
-def test_a_state_that_does_not_fit_leaves_those_before(
-    cause: str, saved: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_state_that_does_not_fit_leaves_those_before(cause, saved, monkeypatch):
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

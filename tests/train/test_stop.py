@@ -28,9 +28,7 @@ def seconds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         (signal.SIGHUP, Stop.SIGHUP, SystemExit, 129),
     ],
 )
-def test_the_first_signal_is_a_request_and_the_second_acts_immediately(
-    number: signal.Signals, reason: int, error: type[BaseException], code: int | None, seconds: list[float]
-) -> None:
+def test_the_first_signal_is_a_request_and_the_second_acts_immediately(number, reason, error, code, seconds):
     class Now(Exception):
         pass
 
@@ -62,9 +60,7 @@ def test_the_first_signal_is_a_request_and_the_second_acts_immediately(
         ([signal.SIGINT, signal.SIGINT], 1, False),  # a person who presses twice means it
     ],
 )
-def test_an_echo_of_a_signal_is_no_second_one(
-    numbers: list[signal.Signals], processes: int, is_echo: bool, seconds: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_echo_of_a_signal_is_no_second_one(numbers, processes, is_echo, seconds, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", str(processes))
     with Stop() as stop:
         for number in numbers[:-1]:

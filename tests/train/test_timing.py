@@ -49,14 +49,7 @@ def recipe_of(**settings: object) -> Recipe:
     ],
     ids=str,
 )
-def test_the_batch_size_that_is_found(
-    speeds: dict[int, float],
-    device: str,
-    settings: dict[str, object],
-    num_images: int,
-    expected: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_batch_size_that_is_found(speeds, device, settings, num_images, expected, monkeypatch):
     """Where a step of a size has that many images a second; a size without speed does not fit."""
 
     def seconds(recipe: object, size: int, *_: object, **__: object) -> float:
@@ -111,9 +104,7 @@ def test_a_process_without_memory_leaves_no_other_waiting(has_memory: bool, monk
         ({"distill__teacher": "levit_nano_32", "distill__cache": True, "augment__crop": "none"}, False),
     ],
 )
-def test_a_step_includes_the_teacher_unless_its_outputs_are_cached(
-    settings: dict[str, object], runs_teacher: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_includes_the_teacher_unless_its_outputs_are_cached(settings, runs_teacher, tmp_path, monkeypatch):
     if settings.get("distill__teacher") == "directory":
         folder = save_model_dir(create_model("levit_nano_32", num_classes=10), tmp_path / "teacher")
         settings = {"distill__teacher": str(folder)}
@@ -132,9 +123,7 @@ def test_a_step_includes_the_teacher_unless_its_outputs_are_cached(
     assert ("with the teacher" in said) == runs_teacher
 
 
-def test_a_run_takes_the_nearest_size_that_leaves_fewer_images_out(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_takes_the_nearest_size_that_leaves_fewer_images_out(photos, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(timing, "time_step", lambda recipe, size, *_, **__: size / FLAT.get(size, 1))
     result = train(photos, out=tmp_path / "run", **{**SHORT, "batch_size": "auto", "epochs": 1, "quiet": False})
     shown = capsys.readouterr().err
@@ -154,9 +143,7 @@ def test_the_precision_of_a_recipe_in_steps_is_measured(monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
-def test_a_rate_is_suggested(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_rate_is_suggested(photos, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     arguments = ["train", str(photos), "--model", "levit_nano_32", "--batch-size", "12", "--find-lr", "--quiet"]
     assert main(arguments) == 0

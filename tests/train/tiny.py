@@ -126,9 +126,10 @@ def words(values: dict[str, Any]) -> list[str]:
 
 
 SIGNALLING = """
-import multiprocessing, os, sys
+import multiprocessing, os, signal, sys
 from weft.cli import main
 from weft.train.loop import Learner
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background of a shell
 step, number, group = map(int, sys.argv[1:4])
 train_step = Learner.train_step
 def signalling(self, *more):

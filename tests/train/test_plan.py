@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.killpoints import Killed
 from tests.train import tiny
 from weft.checkpoints.hub import create_model
 from weft.cli import main
@@ -202,25 +201,18 @@ def test_a_run_that_exists_is_not_prepared(option: list[str], start: Path, capsy
 @pytest.mark.parametrize("name", ["random weights", "public weights", "a run", "a resumed run", "a changed run"])
 def test_recipe_yaml_is_the_recipe_that_trained(name, noise, start, tmp_path, monkeypatch):
     trained: list[Recipe] = []
-
-    def record(learner: loop.Learner, *_: object) -> None:
-        trained.append(learner.recipe)
-        raise Killed
-
     monkeypatch.setattr(
         "weft.train.decisions.find_precision", lambda recipe, num_classes, runtime: (runtime, "Precision.")
     )
     out = tmp_path / "run"
-    settings: dict[str, Any] = {**NANO, "batch_size": 6, "precision": "auto", "optim.lr": "3e-4", "epochs": 1}
+    settings: dict[str, Any] = {**NANO, "batch_size": 6, "precision": "auto", "optim.lr": "3e-4", "save.every_steps": 1}
     settings |= {"public weights": {"pretrained": True}, "a run": {"start_from": str(start)}}.get(name, {})
-    step = 1 if name in ("a resumed run", "a changed run") else 0
-    with pytest.raises(Killed), tiny.at_step(step, record):
-        train(noise, settings={**settings, "save.every_steps": 1}, out=out, quiet=True)
-    if step:
+    with tiny.killed_after(1), tiny.at_step(0, lambda learner, *_: trained.append(learner.recipe)):
+        train(noise, settings={**settings, "epochs": 1}, out=out, quiet=True)
+    if name in ("a resumed run", "a changed run"):
         changed = {"optim.lr": 1e-5} if name == "a changed run" else {}
-        with pytest.raises(Killed), tiny.at_step(step, record):
-            train(resume=out, settings=changed, override=bool(changed), quiet=True)
-        assert trained.pop(0).optim.lr == 3e-4
+        with tiny.at_step(1, lambda learner, *_: _raise(learner.recipe)):
+            trained = [caught(lambda: train(resume=out, settings=changed, override=bool(changed), quiet=True))]
         assert trained[0].optim.lr == (1e-5 if changed else 3e-4)
     assert [dataclasses.replace(recipe, environment={}) for recipe in trained] == [load_recipe(out / "recipe.yaml")]
 
@@ -273,7 +265,7 @@ def test_a_resumed_run_keeps_what_is_frozen(start_freeze: str, noise: Path, star
     other = "none" if start_freeze == "backbone" else "backbone"
     with pytest.raises(UsageError, match=f"cannot change its optim.freeze; in .* is {start_freeze}, got {other}"):
         train(resume=out, settings={"optim.freeze": other}, override=True, quiet=True)
-    with tiny.killed_after(2):
+    with tiny.killed_after(1):
         train(resume=out, settings={"optim.freeze": start_freeze}, quiet=True)
 
 

@@ -133,9 +133,9 @@ def broken_held_out(place: Place) -> dict[str, Any]:
     return {"data.max_bad": 1}
 
 
+VGG = {"model": "vgg11", "model_args.mlp_ratio": 0.05}
 CASES: dict[str, tuple[Prepare | dict[str, Any], int, str]] = {
     "class with a newline": (named("a\nb"), 3, r"Class names must have no control characters; got 'a\\nb'"),
-    "class with a bidirectional override": (named("a\u202eb"), 3, "no control characters"),
     "single class": (images(6, classes=1), 3, "at least two classes"),
     "an image per class": (images(1, classes=3), 3, "3 for training, 0 held out"),
     "held-out images that cannot be read": (broken_held_out, 3, "0 held out"),
@@ -155,19 +155,13 @@ CASES: dict[str, tuple[Prepare | dict[str, Any], int, str]] = {
     "states every zeroth step": ({"save.every_steps": 0}, 2, "save.every_steps must be"),
     "evaluation every zeroth epoch": ({"evaluate_every": 0}, 2, "evaluate_every must be"),
     "epochs and steps": ({"steps": 5}, 2, "epochs and steps exclude each other"),
-    "no epochs": ({"epochs": 0}, 2, "epochs must be at least 1, or 0 with --set head_init=probe"),
-    "too small an image size": ({"img_size": 4}, 2, "img_size must be"),
     "image size below a patch": ({"model": "vit_tiny_patch16_224", "img_size": 8}, 2, "must support these images"),
-    "image size below strides": ({"model": "vgg11", "img_size": 16}, 2, "at 16x16 pixels; .*too small"),
+    "image size below strides": ({**VGG, "img_size": 16}, 2, "at 16x16 pixels; .*too small"),
     "batches of one image": ({"model": "resnet10t", "img_size": 32, "batch_size": 1}, 2, "batches of 1 at 32x32"),
     "batches of one image and BatchNorm": ({"batch_size": 1}, 2, "at least 2 images per forward pass .* batch_size 1"),
-    "odd batch for mixup": ({"augment.mixup": 0.5, "batch_size": 11}, 2, "mix pairs of images"),
     "parts that do not divide": ({"accumulate": 5}, 2, "must be divisible into equal batches"),
-    "checkpointing": ({"model": "vgg11", "img_size": 32, "grad_checkpointing": True}, 2, "not supported"),
-    "policy of another language": ({"augment.rand_augment": "strong"}, 2, "must be a policy such as"),
+    "checkpointing": ({**VGG, "img_size": 32, "grad_checkpointing": True}, 2, "not supported"),
     "unknown argument of the model": ({"model_args.depht": 3}, 2, r"no constructor value 'depht' .*Nearest: depth"),
-    "unknown precision": ({"precision": "fp16"}, 2, "precision must be one of auto, fp32, bf16; got 'fp16'"),
-    "no GPU": ({"device": "cuda"}, 2, "needs a GPU"),
 }
 
 
@@ -182,9 +176,8 @@ def no_accounts(tmp_path: Path, monkeypatch: Patch) -> None:
 
 @pytest.mark.usefixtures("no_accounts")
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_refused_takes_no_step_and_leaves_nothing(name, pictures, tmp_path, steps, monkeypatch, capfd):
+def test_what_is_refused_takes_no_step_and_leaves_nothing(name, pictures, tmp_path, steps, capfd):
     prepare, code, message = CASES[name]
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     if "wandb" in message:
         show_wandb()
         pytest.importorskip("wandb")
@@ -192,7 +185,7 @@ def test_what_is_refused_takes_no_step_and_leaves_nothing(name, pictures, tmp_pa
     settings = {**BASE, **(prepare(place) if callable(prepare) else prepare)}
     if settings["model"] != BASE["model"]:
         del settings["model_args.depth"]
-    options = [word for key in ("--track",) if key in settings for word in (key, settings.pop(key))]
+    options = ["--track", settings.pop("--track")] if "--track" in settings else []
     before = sorted(tmp_path.rglob("*"))
     arguments = ["train", str(place.data), "--out", str(place.out), "--quiet", *options, *tiny.words(settings)]
     assert main(arguments) == code
@@ -221,10 +214,11 @@ def _pruned(build: Callable[..., Any]) -> Callable[..., Any]:
 
 
 MEMORY = RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+CEIT = {"model": "ceit_nano_32", "model_args.depth": 2}
 FAILURES: dict[str, tuple[Any, str, Any, dict[str, Any], type[BaseException], str]] = {
     # what replaces a function of a module, further settings, and the error
     "a network that its name does not describe": (
-        planning, "build_model", _pruned(planning.build_model), {}, UsageError, "was changed after it was built"
+        planning, "build_model", _pruned(planning.build_model), {"settings": CEIT}, UsageError, "was changed after it"
     ),
     "an interruption just before training": (
         begin, "batch_arithmetic", _raise(KeyboardInterrupt()), {"track": "tensorboard"}, KeyboardInterrupt, ""
@@ -244,7 +238,7 @@ def test_a_failure_before_the_first_step_leaves_no_directory(failure, pictures, 
     owner, name, replacement, arguments, error, message = FAILURES[failure]
     monkeypatch.setattr(owner, name, replacement)
     settings = {**BASE, **arguments.get("settings", {})}
-    with pytest.raises(error, match=message):
+    with pytest.raises(error, match=message or None):
         train(pictures, out=tmp_path / "new" / "run", quiet=True, **{**arguments, "settings": settings})
     assert steps == []
     assert list(tmp_path.iterdir()) == []

@@ -53,33 +53,25 @@ def step_of(out: Path) -> int:
 # Ends of a run in this process
 
 
-def _kill(*_: object) -> None:
-    raise Killed
-
-
-def _signal(*numbers: signal.Signals) -> Callable[..., None]:
+def _raise(error: BaseException) -> Callable[..., None]:
     def act(*_: object) -> None:
-        for number in numbers:
-            signal.raise_signal(number)
+        raise error
 
     return act
 
 
-def _lose_reader(learner: loop.Learner, *_: object) -> None:
-    """torch tells of a dead worker by an exception anywhere in the parent."""
-    signal.raise_signal(signal.SIGTERM)
-    raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Terminated. ")
+def _signals(*numbers: signal.Signals, in_a_step: bool = False, error: Exception | None = None) -> Callable[..., None]:
+    """Signals, and an error; in a step, BatchNorm has seen a batch that the weights have not."""
 
+    def act(learner: loop.Learner, parts: list[loop.Batch], *_: object) -> None:
+        if in_a_step:
+            learner.model(parts[0][0])
+        for number in numbers:
+            signal.raise_signal(number)
+        if error is not None:
+            raise error
 
-def _lose_reader_in_a_step(learner: loop.Learner, parts: list[loop.Batch], *_: object) -> None:
-    """Here once BatchNorm has seen a batch that the weights have not."""
-    learner.model(parts[0][0])
-    _lose_reader(learner)
-
-
-def _interrupt_in_a_step(learner: loop.Learner, parts: list[loop.Batch], *_: object) -> None:
-    learner.model(parts[0][0])
-    _signal(signal.SIGINT, signal.SIGINT)()
+    return act
 
 
 def _fill_disk(*_: object) -> None:
@@ -95,43 +87,40 @@ def _explode(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., No
     return act
 
 
-def _infinite_gradient(loss: torch.Tensor) -> torch.Tensor:
-    return loss + (loss - loss.detach()) * 1e38 * 1e38
-
-
+# torch tells of a dead worker by an exception anywhere in the parent
+LOST = RuntimeError("DataLoader worker (pid 7) is killed by signal: Terminated. ")
 WHERE = r"at step 4 \(epoch 2\), learning rate .*, images class\d/\d+\.png, "
+DISCARDED = "the step in progress was discarded"
 STOPPED = "Stopped after step 4 of 6: {}. .* resume with: weft train --resume "
 ENDS: dict[str, tuple[Callable[..., None], type[BaseException], str, int]] = {
     # what happens before the fourth step; the error, its message, and the step of the newest state
-    "a kill": (_kill, Killed, "", 3),
-    "SIGTERM": (_signal(signal.SIGTERM), SystemExit, STOPPED.format("SIGTERM"), 4),
-    "SIGINT": (_signal(signal.SIGINT), KeyboardInterrupt, STOPPED.format("Ctrl-C"), 4),
-    "a second SIGINT in a step": (_interrupt_in_a_step, KeyboardInterrupt, "", 3),
-    "the end of a reader": (_lose_reader, SystemExit, "the step in progress was discarded", 3),
-    "the end of a reader in a step": (_lose_reader_in_a_step, SystemExit, "the step in progress was discarded", 3),
+    "a kill": (_raise(Killed()), Killed, "", 3),
+    "SIGTERM": (_signals(signal.SIGTERM), SystemExit, STOPPED.format("SIGTERM"), 4),
+    "SIGINT": (_signals(signal.SIGINT), KeyboardInterrupt, STOPPED.format("Ctrl-C"), 4),
+    "a second SIGINT": (_signals(signal.SIGINT, signal.SIGINT, in_a_step=True), KeyboardInterrupt, "", 3),
+    "the end of a reader": (_signals(signal.SIGTERM, error=LOST), SystemExit, DISCARDED, 3),
+    "the end of a reader in a step": (_signals(signal.SIGTERM, in_a_step=True, error=LOST), SystemExit, DISCARDED, 3),
     "a full disk": (_fill_disk, StorageError, "must be writable; File too large for ", 3),
     "an infinite loss": (_explode(lambda loss: loss + math.inf), DivergedError, "loss must .* got inf " + WHERE, 3),
-    "an infinite gradient": (_explode(_infinite_gradient), DivergedError, "gradient norm must .* " + WHERE, 3),
+    "an infinite gradient": (
+        _explode(lambda loss: loss + (loss - loss.detach()) * 1e38 * 1e38),
+        DivergedError,
+        "gradient norm must .* " + WHERE,
+        3,
+    ),
 }
 
 
-@pytest.fixture
-def _file_sizes() -> Iterator[None]:
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-@pytest.mark.usefixtures("_file_sizes")
+@pytest.mark.slow_except(*(end for end in ENDS if end not in ("the end of a reader", "an infinite gradient")))
 @pytest.mark.parametrize("end", ENDS)
-def test_a_run_that_ended_early_resumes_to_the_same_bits(
-    end: str, noise: Path, undisturbed: Path, tmp_path: Path, capfd: Capture, request: pytest.FixtureRequest
-) -> None:
+def test_a_run_that_ended_early_resumes_to_the_same_bits(end, noise, undisturbed, tmp_path, capfd):
     act, error, message, step = ENDS[end]
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with pytest.raises(error) as caught, tiny.at_step(3, act):
-        tiny.run(noise, tmp_path / "run")
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    try:
+        with pytest.raises(error) as caught, tiny.at_step(3, act):
+            tiny.run(noise, tmp_path / "run")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     said = " ".join(f"{caught.value} {capfd.readouterr().err}".split())
     assert re.search(message, said), said
     assert getattr(caught.value, "code", 143) == 143
@@ -151,12 +140,11 @@ def test_from_every_other_step(step: int, noise: Path, undisturbed: Path, tmp_pa
     tiny.assert_same_run(undisturbed, tmp_path / "run")
 
 
-def test_a_time_limit_and_an_epoch_to_stop_after(
-    noise: Path, undisturbed: Path, tmp_path: Path, capfd: Capture
-) -> None:
+def test_a_time_limit_and_an_epoch_to_stop_after(noise, undisturbed, tmp_path, capfd):
     out = tmp_path / "run"
     assert main([*tiny.command(noise, out)[3:], "--max-time", "0.01", "--quiet"]) == 143
     assert "Stopped after step 1 of 6: the time limit is reached." in capfd.readouterr().err
+    assert [(out / name).exists() for name in ("last", "best")] == [True, False]
     for _ in range(2):  # the second time it has no epoch left to run before it stops again
         with pytest.raises(StoppedError, match=r"after step 3 of 6: the requested number of epochs is reached\."):
             train(resume=out, stop_after=1, quiet=True)
@@ -182,11 +170,11 @@ def test_a_process_that_is_killed_again_and_again(model: str, noise: Path, tmp_p
     """`kill -9`, with worker processes, which end as well; on with another number of them."""
     whole, out = tiny.run(noise, tmp_path / "whole", model), tmp_path / "run"
     command = tiny.command(noise, out, model, workers=2)
-    for step, workers in ((1, 1), (2, 2), (4, 0)):
+    for step, workers in ((1, 1), (4, 0)):
         killed = tiny.finish(tiny.signalling(command, step, signal.SIGKILL))
         assert killed.returncode == -signal.SIGKILL, killed.stderr
         readers = killed.stdout.split()
-        assert len(readers) >= (0 if step == 4 else 1)
+        assert readers
         until = time.monotonic() + 120
         while any(Path(f"/proc/{reader}/stat").exists() for reader in readers):
             assert time.monotonic() < until
@@ -200,9 +188,7 @@ def test_a_process_that_is_killed_again_and_again(model: str, noise: Path, tmp_p
 
 @pytest.mark.slow_except("SIGINT")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
-def test_a_signal_to_a_group_of_processes(
-    number: signal.Signals, noise: Path, undisturbed: Path, tmp_path: Path
-) -> None:
+def test_a_signal_to_a_group_of_processes(number, noise, undisturbed, tmp_path):
     """It reaches the processes that read images as well; they leave it to their parent."""
     out = tmp_path / "run"
     command = tiny.signalling(tiny.command(noise, out, workers=2), 2, number, group=True)
@@ -226,54 +212,25 @@ def _forget_batchnorm(one: running.Run) -> None:
             module.reset_running_stats()
 
 
-def _shift_batches(count: int) -> Callable[[running.Run], None]:
-    def fault(one: running.Run) -> None:
-        one.meter.step += count
-
-    return fault
-
-
-def _shift_steps(one: running.Run) -> None:
-    one.learner.step += 1
-
-
-def _forget_meter(one: running.Run) -> None:
-    one.meter.loss_sum, one.meter.count = 0.0, 0
-
-
-def _change_augmentation(one: running.Run) -> None:
-    one.plan.batches.dataset.seed += 1
-
-
-def _wrong_epoch(one: running.Run) -> None:
-    one.history[-1] = one.history[-1]._replace(epoch=0)
-
-
-def _stale_best(one: running.Run) -> None:
-    one.history[0] = one.history[0]._replace(val_top1=101.0)
-
-
 FAULTS: dict[str, Callable[[running.Run], object]] = {
-    "meter": _forget_meter,
+    "meter": lambda one: vars(one.meter).update(loss_sum=0.0, count=0),
     "history": lambda one: one.history.clear(),
-    "augmentation": _change_augmentation,
+    "augmentation": lambda one: vars(one.plan.batches.dataset).update(seed=1),
     "moments": lambda one: one.learner.optimizer.state.clear(),
-    "batch skipped": _shift_batches(1),
-    "batch repeated": _shift_batches(-1),
+    "batch skipped": lambda one: vars(one.meter).update(step=one.meter.step + 1),
+    "batch repeated": lambda one: vars(one.meter).update(step=one.meter.step - 1),
     "average": lambda one: one.learner.ema.module.load_state_dict(one.learner.model.state_dict()),
-    "step": _shift_steps,
-    "epoch": _wrong_epoch,
+    "step": lambda one: vars(one.learner).update(step=one.learner.step + 1),
+    "epoch": lambda one: one.history.append(one.history.pop()._replace(epoch=0)),
     "BatchNorm": _forget_batchnorm,
-    "best epoch": _stale_best,
-    "randomness": lambda one: setattr(one.learner, "_seed", lambda number, parts: random.randrange(2**31)),
+    "best epoch": lambda one: one.history.append(one.history.pop()._replace(val_top1=101.0)),
+    "randomness": lambda one: vars(one.learner).update(_seed=lambda number, parts: random.randrange(2**31)),
 }
 
 
 @pytest.mark.slow_except("meter", "history", "augmentation", "moments")
 @pytest.mark.parametrize("fault", FAULTS)
-def test_each_fault_of_resuming_would_be_noticed(
-    fault: str, undisturbed: Path, stopped: Path, monkeypatch: Patch
-) -> None:
+def test_each_fault_of_resuming_would_be_noticed(fault, undisturbed, stopped, monkeypatch):
     restore = running.Run.restore
 
     def faulty(self: running.Run, state: object) -> None:
@@ -355,15 +312,7 @@ def steps_of(out: Path) -> list[list[float]]:
     ],
     ids=str,
 )
-def test_a_finished_run_trains_every_added_step(
-    length: dict[str, object],
-    longer: dict[str, object],
-    steps: int,
-    epochs: int,
-    noise: Path,
-    undisturbed: Path,
-    tmp_path: Path,
-) -> None:
+def test_a_finished_run_trains_every_added_step(length, longer, steps, epochs, noise, undisturbed, tmp_path):
     """Each one once; the schedule ends at its minimum, and the weights change."""
     before = tiny.run(noise, tmp_path / "before", **length) if length else undisturbed
     out = shutil.copytree(before, tmp_path / "run")
@@ -388,18 +337,14 @@ def test_an_extended_run_resumes_bit_exactly(noise: Path, tmp_path: Path) -> Non
     out = shutil.copytree(whole, tmp_path / "run")
     longer: dict[str, Any] = {"settings": {"steps": 9}, "override": True, "quiet": True}
     train(resume=whole, **longer)
-    for step in (5, 7):
-        with tiny.killed_after(step):
-            train(resume=out, **longer)
-        longer = {"quiet": True}
+    with tiny.killed_after(5):
+        train(resume=out, **longer)
     train(resume=out, quiet=True)
     tiny.assert_same_run(whole, out)
 
 
-@pytest.mark.parametrize(("before", "after"), [(0.0, 0.9), (0.9, 0.5), (0.9, 0.0)])
-def test_a_longer_run_may_start_change_or_end_its_average(
-    before: float, after: float, noise: Path, undisturbed: Path, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("before", "after"), [(0.0, 0.9), (0.9, 0.0), pytest.param(0.9, 0.5, marks=pytest.mark.slow)])
+def test_a_longer_run_may_start_change_or_end_its_average(before, after, noise, undisturbed, tmp_path):
     """An average that starts here starts from the weights, which each of its steps moves it after."""
     out = tmp_path / "run"
     if before:
@@ -422,7 +367,7 @@ def test_a_run_that_early_stopping_ended_trains_on(noise: Path, tmp_path: Path) 
     out = tiny.run(noise, tmp_path / "run", **early)
     done = steps_of(out)[-1][0]
     assert done < 12
-    train(resume=out, settings={"epochs": 8}, override=True, quiet=True)
+    train(resume=out, settings={"epochs": 5}, override=True, quiet=True)
     assert steps_of(out)[-1][0] > done
 
 
@@ -437,9 +382,7 @@ def edit_records(out: Path, **values: Any) -> None:
         tiny.reseal(state, record)
 
 
-def test_changes_on_which_no_result_depends(
-    noise: Path, undisturbed: Path, stopped: Path, tmp_path: Path, monkeypatch: Patch, capfd: Capture
-) -> None:
+def test_changes_on_which_no_result_depends(noise, undisturbed, stopped, tmp_path, monkeypatch, capfd):
     """All at once. The run is locked, so no other process can be writing the temporary files in it."""
     shutil.copytree(noise, tmp_path / "elsewhere")
     threads = torch.get_num_threads()
@@ -572,9 +515,7 @@ def test_other_data_is_refused(change: str, noise: Path, stopped: Path, tmp_path
     ],
     ids=str,
 )
-def test_what_does_not_go_with_resume(
-    arguments: dict[str, Any], error: type[Exception], message: str, stopped: Path
-) -> None:
+def test_what_does_not_go_with_resume(arguments, error, message, stopped):
     with pytest.raises(error, match=message):
         train(**{"resume": stopped, "quiet": True, **arguments})
     assert load_recipe(stopped / "recipe.yaml").epochs == 2
@@ -591,7 +532,8 @@ def make_teacher(folder: Path, seed: int, **arguments: Any) -> Path:
 
 def edit_config(teacher: Path, **values: Any) -> None:
     config = json.loads((teacher / CONFIG).read_text())
-    (teacher / CONFIG).write_text(json.dumps(config | values))
+    config["pretrained_cfg"] |= {key: value for key, value in values.items() if key in config["pretrained_cfg"]}
+    (teacher / CONFIG).write_text(json.dumps(config | {key: values[key] for key in values.keys() & config.keys()}))
 
 
 def shift_weight(teacher: Path) -> None:
@@ -602,15 +544,10 @@ def shift_weight(teacher: Path) -> None:
     edit_config(teacher, weights_sha256=hashlib.sha256((teacher / WEIGHTS).read_bytes()).hexdigest())
 
 
-def brighten(teacher: Path) -> None:
-    config = json.loads((teacher / CONFIG).read_text())
-    edit_config(teacher, pretrained_cfg=config["pretrained_cfg"] | {"mean": [0.4, 0.4, 0.4]})
-
-
 CHANGES: tuple[tuple[Callable[[Path], object], str, int], ...] = (
     (shift_weight, "teacher .* its weights_sha256 was [0-9a-f]{64} and is now [0-9a-f]{64}", 3),
-    (brighten, r"teacher .* its preprocessing was .*0\.485.* and is now .*0\.4,", 3),
-    (lambda teacher: make_teacher(teacher, 1, act_layer="gelu"), "teacher .* its architecture was .* and is now", 3),
+    (lambda path: edit_config(path, mean=[0.4] * 3), r"its preprocessing was .*0\.485.* and is now .*0\.4,", 3),
+    (lambda path: make_teacher(path, 1, act_layer="gelu"), "its architecture was .* and is now", 3),
     (shutil.rmtree, "A teacher must be a model name or a model directory; .*is neither", 4),
 )
 STILL = {"augment.mixup": 0, "augment.cutmix": 0, "augment.rand_augment": "null", "augment.erase_prob": 0}
@@ -718,9 +655,7 @@ def test_other_instructions_are_told(stopped: Path) -> None:
 @pytest.mark.parametrize(
     ("was", "now", "share", "advice"), [(1, 2, "0.5", "Use 1 process to get"), (2, 1, "2", "Use 2 processes to get")]
 )
-def test_another_number_of_processes_changes_batchnorm(
-    was: int, now: int, share: str, advice: str, stopped: Path, monkeypatch: Patch
-) -> None:
+def test_another_number_of_processes_changes_batchnorm(was, now, share, advice, stopped, monkeypatch):
     run = resume.open_run(stopped, (), override=False)
     run.state.machine["processes"] = was
     runtime, here = Runtime.of("cpu", "fp32"), resume.machine
@@ -740,15 +675,13 @@ import sys
 import weft.train.run
 from weft.cli import main
 print("ready", flush=True)
-sys.stdin.read()
+sys.stdin.readline()
 sys.exit(main(sys.argv[1:]))
 """
 
 
 @pytest.mark.parametrize("command", ["resume", pytest.param("start", marks=pytest.mark.slow)])
-def test_of_several_runs_in_one_directory_one_goes_on(
-    command: str, noise: Path, undisturbed: Path, stopped: Path, tmp_path: Path
-) -> None:
+def test_of_several_runs_in_one_directory_one_goes_on(command, noise, undisturbed, stopped, tmp_path):
     out = stopped if command == "resume" else tmp_path / "new" / "run"
     with locked(out), pytest.raises(UsageError, match=rf"is in use by process {os.getpid()}\. Wait for it"):
         train(resume=stopped, quiet=True) if command == "resume" else tiny.run(noise, out)
@@ -766,9 +699,10 @@ def test_of_several_runs_in_one_directory_one_goes_on(
     ]
     assert [process.stdout.readline() for process in processes] == ["ready\n"] * 2
     for process in processes:
-        process.stdin.close()
-    said = [process.stderr.read() for process in processes]
-    codes = sorted(process.wait(timeout=300) for process in processes)
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    said = [process.communicate(timeout=300)[1] for process in processes]
+    codes = sorted(process.returncode for process in processes)
     assert codes in ([0, 0], [0, 2]) if command == "resume" else [[0, 2]], said  # the second may find a finished run
     assert all(re.search(r"is in use by process (\d+|unknown)\.|must be new or empty|Resuming", text) for text in said)
     tiny.assert_same_run(undisturbed, out)

@@ -13,7 +13,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -165,67 +164,44 @@ def test_the_losses_of_a_hundred_steps(tmp_path: Path) -> None:
 # Errors within a run
 
 
-def _raise(error: BaseException) -> Callable[..., None]:
-    def act(*_: object) -> None:
+def _raise(error: BaseException, *numbers: signal.Signals) -> Callable[..., None]:
+    def act(data: Path, out: Path) -> None:
+        for number in numbers:
+            signal.raise_signal(number)
         raise error
 
     return act
 
 
-def _fail_after_a_signal(*_: object) -> None:
-    signal.raise_signal(signal.SIGTERM)
-    raise RuntimeError("The size of tensor a must match the size of tensor b")
+def _images(change: Callable[[Path], object]) -> Callable[..., None]:
+    def act(data: Path, out: Path) -> None:
+        for path in (data / "class1").iterdir():
+            change(path)
+
+    return act
 
 
-def _change_images(change: Callable[[Path], object]) -> Callable[[Path, Path], Callable[..., None]]:
-    def prepare(data: Path, out: Path) -> Callable[..., None]:
-        return lambda *_: [change(path) for path in (data / "class1").iterdir()]
-
-    return prepare
-
-
-ERRORS: dict[str, tuple[Callable[[Path, Path], Callable[..., object]], dict[str, Any], type[BaseException], str]] = {
-    "an error after a signal": (
-        lambda data, out: _fail_after_a_signal, {}, RuntimeError, r"^The size of tensor a must match"
-    ),
-    "an error after a deadline": (
-        lambda data, out: _raise(RuntimeError("mine")), {"max_time": 0.001}, RuntimeError, "^mine$"
-    ),
-    "a reader that is killed": (
-        lambda data, out: _raise(RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")),
-        {},
-        WeftError,
-        r"one was terminated \(DataLoader worker \(pid 7\) is killed .*No state was saved yet",
-    ),
-    "too little memory": (
-        lambda data, out: _raise(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you ...")),
-        {},
-        UsageError,
-        r"must fit into memory; batch_size 12 in 2 part\(s\) does not\. Lower",
-    ),
-    "a run directory that vanishes": (
-        lambda data, out: lambda *_: shutil.rmtree(out),
-        {},
-        StorageError,
-        r"must be writable; No such file or directory",
-    ),
-    "images that vanish": (
-        _change_images(Path.unlink), {}, DataError, r"class1/0\d\d\.png cannot be used: .* It could be read when"
-    ),
-    "images that break": (
-        _change_images(lambda path: os.truncate(path, 20)),
-        {},
-        DataError,
-        r"class1/0\d\d\.png cannot be used: .* It could be read when the data was opened",
-    ),
-}  # fmt: skip
+KILLED = RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
+MEMORY = RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried ...")
+UNREADABLE = r"class1/0\d\d\.png cannot be used: .* It could be read when the data was opened"
+ERRORS: dict[str, tuple[Callable[[Path, Path], object], type[BaseException], str]] = {
+    # what happens before the first step
+    "an error after a signal": (_raise(RuntimeError("mine"), signal.SIGTERM), RuntimeError, "^mine$"),
+    "an error after a deadline": (_raise(RuntimeError("mine")), RuntimeError, "^mine$"),
+    "a reader that is killed": (_raise(KILLED), WeftError, "one was terminated .* is killed .*No state was saved yet"),
+    "too little memory": (_raise(MEMORY), UsageError, r"fit into memory; batch_size 12 in 2 part\(s\) .*\. Lower"),
+    "no directory": (lambda data, out: shutil.rmtree(out), StorageError, "must be writable; No such file"),
+    "images that vanish": (_images(Path.unlink), DataError, UNREADABLE),
+    "images that break": (_images(lambda path: os.truncate(path, 20)), DataError, UNREADABLE),
+}
 
 
 @pytest.mark.parametrize("kind", ERRORS)
 def test_an_error_within_a_run_is_told_with_its_cause(kind: str, noise: Path, tmp_path: Path) -> None:
-    prepare, train_args, error, message = ERRORS[kind]
+    act, error, message = ERRORS[kind]
     data, out = shutil.copytree(noise, tmp_path / "data"), tmp_path / "run"
-    with tiny.at_step(0, prepare(data, out)), pytest.raises(error, match=message):
+    train_args = {"max_time": 0.001} if "deadline" in kind else {}
+    with tiny.at_step(0, lambda *_: act(data, out)), pytest.raises(error, match=message):
         tiny.run(data, out, train_args=train_args)
 
 
@@ -276,8 +252,8 @@ def test_a_reader_that_hangs_is_named(noise: Path, tmp_path: Path, monkeypatch: 
 # Surroundings
 
 
-@contextmanager
-def jumping_clock(monkeypatch: Patch):
+@pytest.fixture
+def _jumping(monkeypatch: Patch) -> None:
     """Every look at the clock on the wall shows a time hours before or after the last one."""
     now = [time.time()]
 
@@ -285,19 +261,17 @@ def jumping_clock(monkeypatch: Patch):
         now.append(now[-1] + (-1) ** len(now) * 10_000.0 * len(now))
         return now[-1]
 
-    with monkeypatch.context() as patch:
-        patch.setattr(time, "time", jump)
-        patch.setattr(time, "time_ns", lambda: int(1e9 * jump()))
-        yield
+    monkeypatch.setattr(time, "time", jump)
+    monkeypatch.setattr(time, "time_ns", lambda: int(1e9 * jump()))
 
 
+@pytest.mark.usefixtures("_jumping")
 def test_a_clock_that_jumps_and_no_home(noise: Path, undisturbed: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     begun, more = time.monotonic(), {"save.every_minutes": 1, "save.every_steps": "null"}
     for name in ("HOME", "USER"):
         monkeypatch.delenv(name, raising=False)
     without_home(monkeypatch)
-    with jumping_clock(monkeypatch):
-        result = train(noise, settings=tiny.settings(**more), out=tmp_path / "run", max_time="1h", quiet=True)
+    result = train(noise, settings=tiny.settings(**more), out=tmp_path / "run", max_time="1h", quiet=True)
     took = time.monotonic() - begun  # by the clock that does not jump
     assert 0 < result.seconds < took
     rows = [line.split(",") for line in (result.out / "metrics.csv").read_text().splitlines()[1:]]

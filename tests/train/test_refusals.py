@@ -197,13 +197,6 @@ def test_what_is_refused_takes_no_step_and_leaves_nothing(name, pictures, tmp_pa
     assert after == before
 
 
-def _raise(error: BaseException) -> Callable[..., Any]:
-    def call(*_: object, **__: object) -> None:
-        raise error
-
-    return call
-
-
 def _pruned(build: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any) -> torch.nn.Module:
         model = build(*args)
@@ -213,7 +206,8 @@ def _pruned(build: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-MEMORY = RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+NO_MEMORY = tiny.raising(RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB."))
+FULL = tiny.raising(StorageError("full"))
 CEIT = {"model": "ceit_nano_32", "model_args.depth": 2}
 FAILURES: dict[str, tuple[Any, str, Any, dict[str, Any], type[BaseException], str]] = {
     # what replaces a function of a module, further settings, and the error
@@ -221,14 +215,14 @@ FAILURES: dict[str, tuple[Any, str, Any, dict[str, Any], type[BaseException], st
         planning, "build_model", _pruned(planning.build_model), {"settings": CEIT}, UsageError, "was changed after it"
     ),
     "an interruption just before training": (
-        begin, "batch_arithmetic", _raise(KeyboardInterrupt()), {"track": "tensorboard"}, KeyboardInterrupt, ""
+        begin, "batch_arithmetic", tiny.raising(KeyboardInterrupt()), {"track": "tensorboard"}, KeyboardInterrupt, ""
     ),
     # it would be neither resumed, for lack of a state, nor replaced without --force
     "a probe that cannot be saved": (
-        run, "save_model_dir", _raise(StorageError("full")), {"settings": {"head_init": "probe"}}, StorageError, "full"
+        run, "save_model_dir", FULL, {"settings": {"head_init": "probe"}}, StorageError, "full"
     ),
     "memory that does not suffice": (
-        loop.Learner, "dry_run", _raise(MEMORY), {}, UsageError, r"must fit into memory; batch_size 12 in 1 part\(s\)"
+        loop.Learner, "dry_run", NO_MEMORY, {}, UsageError, r"must fit into memory; batch_size 12 in 1 part\(s\)"
     ),
 }  # fmt: skip
 
@@ -268,7 +262,7 @@ def test_force_replaces_a_run_by_one_that_begins_and_not_by_one_that_is_refused(
             raise UsageError("--track wandb must be able to start; there is no network.")
         return tracker(names, *more)
 
-    gone = _raise(DataError("class0/000.png was there a moment ago, and is not any more."))
+    gone = tiny.raising(DataError("class0/000.png was there a moment ago, and is not any more."))
     for name, replacement, message in (("fingerprint", gone, "a moment ago"), ("Tracker", offline, "no network")):
         with monkeypatch.context() as patch:
             patch.setattr(begin, name, replacement)

@@ -53,13 +53,6 @@ def step_of(out: Path) -> int:
 # Ends of a run in this process
 
 
-def _raise(error: BaseException) -> Callable[..., None]:
-    def act(*_: object) -> None:
-        raise error
-
-    return act
-
-
 def _signals(*numbers: signal.Signals, in_a_step: bool = False, error: Exception | None = None) -> Callable[..., None]:
     """Signals, and an error; in a step, BatchNorm has seen a batch that the weights have not."""
 
@@ -94,7 +87,7 @@ DISCARDED = "the step in progress was discarded"
 STOPPED = "Stopped after step 4 of 6: {}. .* resume with: weft train --resume "
 ENDS: dict[str, tuple[Callable[..., None], type[BaseException], str, int]] = {
     # what happens before the fourth step; the error, its message, and the step of the newest state
-    "a kill": (_raise(Killed()), Killed, "", 3),
+    "a kill": (tiny.raising(Killed()), Killed, "", 3),
     "SIGTERM": (_signals(signal.SIGTERM), SystemExit, STOPPED.format("SIGTERM"), 4),
     "SIGINT": (_signals(signal.SIGINT), KeyboardInterrupt, STOPPED.format("Ctrl-C"), 4),
     "a second SIGINT": (_signals(signal.SIGINT, signal.SIGINT, in_a_step=True), KeyboardInterrupt, "", 3),
@@ -282,6 +275,8 @@ def test_with_every_choice(key: str, value: object, noise: Path, tmp_path: Path,
     whole = tiny.run(noise, tmp_path / "whole", **arguments)
     with tiny.killed_after(4):
         tiny.run(noise, tmp_path / "run", **arguments)
+    if needed == "start_from":
+        shutil.rmtree(tmp_path / "before")  # it is read before the first step only
     train(resume=tmp_path / "run", quiet=True)
     tiny.assert_same_run(whole, tmp_path / "run")
 
@@ -585,17 +580,6 @@ def test_another_teacher_is_refused(cache: bool, noise: Path, tmp_path: Path, ca
 
 
 @pytest.mark.slow
-def test_weights_to_start_from_are_read_once(noise: Path, tmp_path: Path) -> None:
-    before = tiny.run(noise, tmp_path / "before", epochs=1, seed=7)
-    whole = tiny.run(noise, tmp_path / "whole", start_from=str(before))
-    with tiny.killed_after(3):
-        tiny.run(noise, tmp_path / "run", start_from=str(before))
-    shutil.rmtree(before)
-    train(resume=tmp_path / "run", quiet=True)
-    tiny.assert_same_run(whole, tmp_path / "run")
-
-
-@pytest.mark.slow
 def test_public_weights_are_read_once(noise: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     import timm
 
@@ -638,18 +622,6 @@ def test_each_difference_of_the_machine_is_told(stopped: Path, monkeypatch: Patc
         monkeypatch.setenv(name, "0")
     expected = [f"{key} was other and is now {now[key]}: the result may" for key in keys]
     assert sorted(notes_of(stopped)) == sorted(f"{text} differ in the last bits." for text in expected + variables)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() == "DEFAULT", reason="there are no others")
-def test_other_instructions_are_told(stopped: Path) -> None:
-    """By PyTorch's own variable, as on a processor that has fewer."""
-    code = (
-        "import sys; from weft.train import resume; from weft.machine.runtime import Runtime; from pathlib import Path;"
-        "print(resume.open_run(Path(sys.argv[1]), (), override=False).notes(Runtime.of('cpu')))"
-    )
-    output = tiny.fresh([sys.executable, "-c", code, str(stopped)], ATEN_CPU_CAPABILITY="default").stdout
-    assert "and is now DEFAULT: the result may differ" in output
 
 
 @pytest.mark.parametrize(

@@ -164,13 +164,9 @@ def test_the_losses_of_a_hundred_steps(tmp_path: Path) -> None:
 # Errors within a run
 
 
-def _raise(error: BaseException, *numbers: signal.Signals) -> Callable[..., None]:
-    def act(data: Path, out: Path) -> None:
-        for number in numbers:
-            signal.raise_signal(number)
-        raise error
-
-    return act
+def _fail_after_a_signal(data: Path, out: Path) -> None:
+    signal.raise_signal(signal.SIGTERM)
+    raise RuntimeError("mine")
 
 
 def _images(change: Callable[[Path], object]) -> Callable[..., None]:
@@ -181,15 +177,23 @@ def _images(change: Callable[[Path], object]) -> Callable[..., None]:
     return act
 
 
-KILLED = RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
-MEMORY = RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried ...")
+KILLED = tiny.raising(RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "))
+MEMORY = tiny.raising(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you ..."))
 UNREADABLE = r"class1/0\d\d\.png cannot be used: .* It could be read when the data was opened"
 ERRORS: dict[str, tuple[Callable[[Path, Path], object], type[BaseException], str]] = {
     # what happens before the first step
-    "an error after a signal": (_raise(RuntimeError("mine"), signal.SIGTERM), RuntimeError, "^mine$"),
-    "an error after a deadline": (_raise(RuntimeError("mine")), RuntimeError, "^mine$"),
-    "a reader that is killed": (_raise(KILLED), WeftError, "one was terminated .* is killed .*No state was saved yet"),
-    "too little memory": (_raise(MEMORY), UsageError, r"fit into memory; batch_size 12 in 2 part\(s\) .*\. Lower"),
+    "an error after a signal": (_fail_after_a_signal, RuntimeError, "^mine$"),
+    "an error after a deadline": (tiny.raising(RuntimeError("mine")), RuntimeError, "^mine$"),
+    "a reader that is killed": (
+        KILLED,
+        WeftError,
+        "one was terminated .* is killed .*No state was saved yet",
+    ),
+    "too little memory": (
+        MEMORY,
+        UsageError,
+        r"fit into memory; batch_size 12 in 2 part\(s\) .*\. Lower",
+    ),
     "no directory": (lambda data, out: shutil.rmtree(out), StorageError, "must be writable; No such file"),
     "images that vanish": (_images(Path.unlink), DataError, UNREADABLE),
     "images that break": (_images(lambda path: os.truncate(path, 20)), DataError, UNREADABLE),
@@ -206,13 +210,9 @@ def test_an_error_within_a_run_is_told_with_its_cause(kind: str, noise: Path, tm
 
 
 def test_a_model_that_cannot_be_saved_is_an_error_of_its_place(noise: Path, tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(running, "save_model_dir", _full)
+    monkeypatch.setattr(running, "save_model_dir", tiny.raising(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
     with pytest.raises(StorageError, match=r"run/best must be writable; No space left on device\. Free some space"):
         tiny.run(noise, tmp_path / "run", epochs=None, steps=1)
-
-
-def _full(*_: object, **__: object) -> None:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 class Hanging:

@@ -82,10 +82,6 @@ def test_a_long_history_is_loaded(tmp_path: Path) -> None:
     assert load_state(tmp_path)[0].recipe == record.recipe
 
 
-def _replaced(content: bytes) -> Callable[[Path], object]:
-    return lambda path: path.write_bytes(content)
-
-
 def _folder(path: Path) -> None:
     path.unlink()
     path.mkdir()
@@ -94,7 +90,7 @@ def _folder(path: Path) -> None:
 DAMAGES: dict[str, Callable[[Path], object]] = {
     **{f"cut at {size}": lambda path, size=size: os.truncate(path, size) for size in (0, 1, 40)},
     "zeros": lambda path: path.write_bytes(bytes(path.stat().st_size)),
-    "another file": _replaced(b"PK\x03\x04 something else altogether"),
+    "another file": lambda path: path.write_bytes(b"PK\x03\x04 something else altogether"),
     "a folder": _folder,
     "gone": Path.unlink,
 }
@@ -236,9 +232,6 @@ def test_the_order_of_what_reaches_the_disk(saved: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("cause", ["a quota", "a full disk"])
 def test_a_state_that_does_not_fit_leaves_those_before(cause, saved, monkeypatch):
-    def full(descriptor: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     before, limits = names(saved), resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     message = r"step-0000000003\.safetensors must be writable; .* for [\d,]+ bytes\. Free some space"
@@ -246,7 +239,7 @@ def test_a_state_that_does_not_fit_leaves_those_before(cause, saved, monkeypatch
         if cause == "a quota":
             resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
         else:
-            monkeypatch.setattr(os, "fsync", full)
+            monkeypatch.setattr(os, "fsync", tiny.raising(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
         with pytest.raises(StorageError, match=message):
             save_state(saved, {"big": torch.zeros(10_000)}, at(3), 2)
     finally:

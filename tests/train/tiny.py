@@ -82,6 +82,15 @@ def run(data: Path, out: Path, model: str = "levit_nano_32", *, train_args: Any 
     return train(data, settings=settings(model, **more), out=out, quiet=True, **(train_args or {})).out
 
 
+def raising(error: BaseException) -> Callable[..., Any]:
+    """A function that raises an error, whatever its arguments."""
+
+    def call(*_: object, **__: object) -> None:
+        raise error
+
+    return call
+
+
 @contextlib.contextmanager
 def at_step(number: int, act: Callable[..., object]) -> Iterator[None]:
     """Call `act` with the learner and the batches before each step with this number, from 0, in this process."""
@@ -102,11 +111,8 @@ def at_step(number: int, act: Callable[..., object]) -> Iterator[None]:
 def killed_after(step: int) -> Iterator[None]:
     """End a run in this process after so many steps, as if the process had vanished."""
 
-    def kill(*_: object) -> None:
-        raise Killed
-
     try:
-        with at_step(step, kill):
+        with at_step(step, raising(Killed())):
             yield
     except Killed:
         return

@@ -122,6 +122,11 @@ def images(per_class: int, classes: int) -> Prepare:
     return prepare
 
 
+def gone(place: Place) -> dict[str, Any]:
+    shutil.rmtree(place.data)
+    return {}
+
+
 def broken_held_out(place: Place) -> dict[str, Any]:
     """A split of its own whose held-out images cannot be read."""
     inner = place.data / "train"
@@ -136,6 +141,7 @@ def broken_held_out(place: Place) -> dict[str, Any]:
 VGG = {"model": "vgg11", "model_args.mlp_ratio": 0.05}
 CASES: dict[str, tuple[Prepare | dict[str, Any], int, str]] = {
     "class with a newline": (named("a\nb"), 3, r"Class names must have no control characters; got 'a\\nb'"),
+    "no data": (gone, 3, "'.*data' does not"),
     "single class": (images(6, classes=1), 3, "at least two classes"),
     "an image per class": (images(1, classes=3), 3, "3 for training, 0 held out"),
     "held-out images that cannot be read": (broken_held_out, 3, "0 held out"),
@@ -146,10 +152,12 @@ CASES: dict[str, tuple[Prepare | dict[str, Any], int, str]] = {
     "out below a file": (below_a_file, 6, "must be writable"),
     "out where nothing can be written": (at("/proc/new/run"), 6, "/proc/new/run must be writable"),
     "out that holds something else": (foreign, 2, "must be new or empty"),
+    "unknown tracker": ({"--track": "tensorbord"}, 2, "Unknown tracker 'tensorbord'. Nearest: tensorboard"),
     "tracker that cannot start": ({"--track": "wandb"}, 2, "--track wandb must be able to start; No API key"),
     "teacher that does not exist": ({"distill.teacher": "nowhere"}, 2, "Unknown model 'nowhere'"),
     "teacher of other classes": (teacher_of("levit_nano_32", 4), 2, "has 4, the dataset 3"),
     "teacher that cannot take the size": (teacher_of("inception_v3", 3), 2, "must support 32x32 pixels"),
+    "weights that do not exist": ({"start_from": "nowhere"}, 4, "nowhere is none of these"),
     "weights that are none": (no_weights, 4, "must hold weights"),
     "too few states": ({"save.keep": 1}, 2, "save.keep must be"),
     "states every zeroth step": ({"save.every_steps": 0}, 2, "save.every_steps must be"),

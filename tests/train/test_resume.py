@@ -188,7 +188,7 @@ def test_a_signal_to_a_group_of_processes(number, noise, undisturbed, tmp_path):
     with forked.Popen(
         command, env=tiny.environment(), stdout=-1, stderr=-1, text=True, start_new_session=True
     ) as process:
-        _, said = process.communicate(timeout=120)
+        _, said = process.communicate(timeout=300)
     assert process.returncode == 128 + number, said
     assert "resume with: weft train --resume" in said
     assert "Traceback" not in said

@@ -56,6 +56,7 @@ def test_the_directory_is_as_promised(trained: RunResult) -> None:
     best = max(rows, key=lambda row: (float(row["val_top1"]), -float(row["val_loss"])))
     assert trained.best_epoch == int(best["epoch"])
     assert trained.top1 == pytest.approx(float(best["val_top1"]), rel=1e-5)
+    assert trained.loss == pytest.approx(float(best["val_loss"]), rel=1e-5)
     assert [path.name for path in (trained.out / "report").iterdir()] == ["report.html"]
 
 

@@ -110,7 +110,6 @@ def at_step(number: int, act: Callable[..., object]) -> Iterator[None]:
 @contextlib.contextmanager
 def killed_after(step: int) -> Iterator[None]:
     """End a run in this process after so many steps, as if the process had vanished."""
-
     try:
         with at_step(step, raising(Killed())):
             yield
@@ -135,7 +134,8 @@ SIGNALLING = """
 import multiprocessing, os, signal, sys
 from weft.cli import main
 from weft.train.loop import Learner
-signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background of a shell
+signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests may ignore it: in the background of a shell,
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and this one: under nohup
 step, number, group = map(int, sys.argv[1:4])
 train_step = Learner.train_step
 def signalling(self, *more):

@@ -288,6 +288,7 @@ def test_only_the_first_process_prints_and_writes(option, noise, tmp_path, monke
     seen = tmp_path / "seen.png"
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setattr(Runtime, "is_main", property(lambda self: False))
+    monkeypatch.setattr("weft.train.lr_finder.DIVERGED", 0.0)  # it ends after a step
     more = [option] if option == "--find-lr" else [option, str(seen)]
     assert main(["train", str(noise), *tiny.words({**NANO, "epochs": 1}), *more]) == 0
     printed = capsys.readouterr()

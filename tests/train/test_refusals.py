@@ -183,6 +183,7 @@ def no_accounts(tmp_path: Path, monkeypatch: Patch) -> None:
 
 
 @pytest.mark.usefixtures("no_accounts")
+@pytest.mark.slow_except(*(name for name in CASES if name != "tracker that cannot start"))  # it imports wandb
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_refused_takes_no_step_and_leaves_nothing(name, pictures, tmp_path, steps, capfd):
     prepare, code, message = CASES[name]

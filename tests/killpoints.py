@@ -14,6 +14,24 @@ from weft import files
 CALLS = ("open", "write", "fsync", "replace", "unlink")
 
 
+class Killed(BaseException):
+    """Stands for `kill -9`: nothing in weft catches it."""
+
+
+def killed_at(number: int, work: Callable[[], object]) -> bool:
+    """Run `work` up to its kill point `number`, from 0; return False where it has ended before."""
+    passed: list[str] = []
+
+    def fatal(name: str) -> None:
+        passed.append(name)
+        if len(passed) > number:  # also later calls: a dead process cleans nothing up
+            raise Killed
+
+    with contextlib.suppress(Killed), killpoints(fatal):
+        work()
+    return len(passed) > number
+
+
 @contextlib.contextmanager
 def killpoints(at: Callable[[str], None]) -> Iterator[None]:
     """Call `at` with one of CALLS before each open, write, fsync, replace and unlink of `weft.files` and `os`."""

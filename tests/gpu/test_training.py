@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 
 import pytest
@@ -89,13 +88,8 @@ def test_evaluation_on_the_device_is_that_of_the_cpu(device: str, photos: Path, 
 
 
 def test_a_group_of_one_process(device: str, photos: Path, tmp_path: Path) -> None:
-    with socket.socket() as sock:
-        sock.bind(("localhost", 0))
-        port = str(sock.getsockname()[1])
-    group = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
-    more = dict(device=device, deterministic=True)
-    done = tiny.fresh(tiny.command(photos, tmp_path / "group", **more), **group)
-    assert done.returncode == 0, done.stderr
-    alone = tiny.fresh(tiny.command(photos, tmp_path / "alone", **more))
-    assert alone.returncode == 0, alone.stderr
+    more, group = dict(device=device, deterministic=True), {"RANK": "0", "LOCAL_RANK": "0", **tiny.group_of(1)}
+    for name, environment in (("group", group), ("alone", {})):
+        done = tiny.fresh(tiny.command(photos, tmp_path / name, **more), **environment)
+        assert done.returncode == 0, done.stderr
     tiny.assert_same_run(tmp_path / "group", tmp_path / "alone")

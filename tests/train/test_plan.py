@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from tests.train import tiny
 from weft.checkpoints.hub import create_model
 from weft.cli import main
-from weft.errors import StoppedError, UsageError
+from weft.errors import UsageError
 from weft.machine.runtime import Runtime
 from weft.recipes import Recipe, load_recipe
 from weft.train import decisions, find_lr, loop, preview, train
@@ -154,9 +153,7 @@ def test_notes_of_the_plan_are_printed_before_a_sweep(photos: Path, capsys: pyte
 
 STARTS: dict[str, dict[str, Any]] = {
     "random weights": {},
-    "public weights": {"pretrained": True},
     "public weights and a fitted classifier": {"pretrained": True, "head_init": "probe"},
-    "a fitted classifier": {"head_init": "probe"},
     "a run": {"start_from": "START"},
     "a run and a fitted classifier": {"start_from": "START", "head_init": "probe"},
 }
@@ -164,49 +161,36 @@ STARTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.usefixtures("public")
 @pytest.mark.parametrize("name", STARTS)
-def test_find_lr_starts_from_the_weights_that_training_starts_from(
-    name: str, noise: Path, start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_find_lr_starts_from_the_weights_that_training_starts_from(name, noise, start, tmp_path, monkeypatch):
     monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "cache"))
 
-    def stop(self: loop.Learner, *_: object) -> None:
-        raise Caught({key: value.clone() for key, value in self.model.state_dict().items()})
+    def stop(learner: loop.Learner, *_: object) -> None:
+        _raise({key: value.clone() for key, value in learner.model.state_dict().items()})
 
-    monkeypatch.setattr(loop.Learner, "train_step", stop)
     more = {key: str(start) if value == "START" else value for key, value in STARTS[name].items()}
     settings = {**NANO, "epochs": 2, **more}
-    trained = caught(lambda: train(noise, settings=settings, out=tmp_path / "run", quiet=True))
-    swept: dict[str, Tensor] = caught(lambda: find_lr(noise, settings=settings, quiet=True))
+    with tiny.at_step(0, stop):
+        trained = caught(lambda: train(noise, settings=settings, out=tmp_path / "run", quiet=True))
+        swept: dict[str, Tensor] = caught(lambda: find_lr(noise, settings=settings, quiet=True))
     assert trained.keys() == swept.keys()
     assert all(torch.equal(trained[key], swept[key]) for key in trained)
 
 
-def test_find_lr_trains_as_the_run_would(noise: Path, start: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_find_lr_trains_as_the_run_would(noise: Path, start: Path) -> None:
     """With the teacher of the run, and one epoch after another."""
     learners: list[loop.Learner] = []
-    step = loop.Learner.train_step
-
-    def record(self: loop.Learner, *arguments: Any) -> loop.StepResult:
-        learners.append(self)
-        return step(self, *arguments)
-
-    monkeypatch.setattr(loop.Learner, "train_step", record)
     settings = {**NANO, "batch_size": 6, "epochs": 1, "distill.teacher": str(start / "best"), "optim.ema_decay": 0.9}
-    finding = find_lr(noise, settings=settings, steps=4, quiet=True)
+    with tiny.at_step(3, lambda learner, *_: learners.append(learner)):
+        finding = find_lr(noise, settings=settings, steps=4, quiet=True)
     assert [point.lr for point in finding.points] == pytest.approx([1e-7, 1e-7 ** (2 / 3), 1e-7 ** (1 / 3), 1])
-    assert all(learner.teacher is not None and learner.ema is not None for learner in learners)
-
-
-def test_a_sweep_that_prepares_no_training_is_refused(noise: Path) -> None:
-    with pytest.raises(UsageError, match="--find-lr tries training steps; got epochs 0"):
-        find_lr(noise, quiet=True, recipe="probe", epochs=0)
+    (learner,) = learners
+    assert learner.teacher is not None
+    assert learner.ema is not None
 
 
 @pytest.mark.parametrize("option", [["--find-lr"], ["--preview", "seen.png"]])
-def test_a_run_that_exists_is_not_prepared(
-    option: list[str], noise: Path, start: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["train", str(noise), "--resume", str(start), *option]) == 2
+def test_a_run_that_exists_is_not_prepared(option: list[str], start: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--resume", str(start), *option]) == 2
     assert f"{option[0]} prepares a new run, and --resume continues one." in capsys.readouterr().err
 
 
@@ -215,38 +199,22 @@ def test_a_run_that_exists_is_not_prepared(
 
 @pytest.mark.usefixtures("public")
 @pytest.mark.parametrize("name", ["random weights", "public weights", "a run", "a resumed run", "a changed run"])
-def test_recipe_yaml_is_the_recipe_that_trained(
-    name: str, noise: Path, start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recipe_yaml_is_the_recipe_that_trained(name, noise, start, tmp_path, monkeypatch):
     trained: list[Recipe] = []
-    step = loop.Learner.train_step
-
-    def record(self: loop.Learner, *arguments: Any) -> loop.StepResult:
-        trained.append(self.recipe)
-        return step(self, *arguments)
-
-    monkeypatch.setattr(loop.Learner, "train_step", record)
     monkeypatch.setattr(
         "weft.train.decisions.find_precision", lambda recipe, num_classes, runtime: (runtime, "Precision.")
     )
-    settings: dict[str, Any] = {**NANO, "batch_size": 6, "precision": "auto", "optim.lr": "3e-4", "epochs": 1}
-    if name == "public weights":
-        settings |= {"pretrained": True}
-    if name == "a run":
-        settings |= {"start_from": str(start)}
     out = tmp_path / "run"
+    settings: dict[str, Any] = {**NANO, "batch_size": 6, "precision": "auto", "optim.lr": "3e-4", "save.every_steps": 1}
+    settings |= {"public weights": {"pretrained": True}, "a run": {"start_from": str(start)}}.get(name, {})
+    with tiny.killed_after(1), tiny.at_step(0, lambda learner, *_: trained.append(learner.recipe)):
+        train(noise, settings={**settings, "epochs": 1}, out=out, quiet=True)
     if name in ("a resumed run", "a changed run"):
-        with pytest.raises(StoppedError):
-            train(noise, settings={**settings, "epochs": 2}, stop_after=1, out=out, quiet=True)
-        trained.clear()
         changed = {"optim.lr": 1e-5} if name == "a changed run" else {}
-        train(resume=out, settings=changed, override=bool(changed), quiet=True)
-        assert trained[-1].optim.lr == (1e-5 if changed else 3e-4)
-    else:
-        train(noise, settings=settings, out=out, quiet=True)
-    written = load_recipe(out / "recipe.yaml")
-    assert [dataclasses.replace(recipe, environment={}) for recipe in trained] == [written] * len(trained)
-    assert trained
+        with tiny.at_step(1, lambda learner, *_: _raise(learner.recipe)):
+            trained = [caught(lambda: train(resume=out, settings=changed, override=bool(changed), quiet=True))]
+        assert trained[0].optim.lr == (1e-5 if changed else 3e-4)
+    assert [dataclasses.replace(recipe, environment={}) for recipe in trained] == [load_recipe(out / "recipe.yaml")]
 
 
 # Rules between settings
@@ -255,9 +223,7 @@ FROZEN = {"optim.freeze": "backbone"}
 
 
 @pytest.mark.usefixtures("plans")
-def test_frozen_layers_need_weights_in_the_plan_and_not_in_the_defaults(
-    weights: str, photos: Path, start: Path, tmp_path: Path
-) -> None:
+def test_frozen_layers_need_weights_in_the_plan_and_not_in_the_defaults(weights, photos, start, tmp_path):
     more = {"out": tmp_path / "run", "quiet": True}
     allowed: list[dict[str, Any]] = [{"recipe": "finetune"}, {"start_from": str(start)}]
     refused: list[dict[str, Any]] = [{"from_scratch": True}, {"model": "levit_128s"}, {"recipe": "small_images"}]
@@ -280,67 +246,58 @@ def test_frozen_layers_need_weights_in_the_plan_and_not_in_the_defaults(
         ({"head_init": "probe"}, "--from-scratch and head_init: probe exclude each other"),
     ],
 )
-def test_random_weights_that_the_user_contradicts_are_refused(
-    settings: dict[str, Any], message: str, noise: Path, tmp_path: Path
-) -> None:
+def test_random_weights_that_the_user_contradicts_are_refused(settings, message, noise, tmp_path):
     with pytest.raises(UsageError, match=message):
         train(noise, settings={**NANO, **settings}, from_scratch=True, out=tmp_path / "run", quiet=True)
+
+
+def stopped_early(noise: Path, out: Path, **settings: Any) -> Path:
+    """A run that was killed after its first step."""
+    with tiny.killed_after(1):
+        train(noise, settings={**NANO, "epochs": 2, "save.every_steps": 1, **settings}, out=out, quiet=True)
+    return out
 
 
 @pytest.mark.parametrize("start_freeze", ["none", "backbone"])
 def test_a_resumed_run_keeps_what_is_frozen(start_freeze: str, noise: Path, start: Path, tmp_path: Path) -> None:
     """The optimizer's state is that of the weights that were trained. Said again, the value is no change."""
-    settings = {**NANO, "epochs": 2, "optim.freeze": start_freeze, "start_from": str(start)}
-    with pytest.raises(StoppedError):
-        train(noise, settings=settings, stop_after=1, out=tmp_path / "run", quiet=True)
+    out = stopped_early(noise, tmp_path / "run", **{"optim.freeze": start_freeze, "start_from": str(start)})
     other = "none" if start_freeze == "backbone" else "backbone"
     with pytest.raises(UsageError, match=f"cannot change its optim.freeze; in .* is {start_freeze}, got {other}"):
-        train(resume=tmp_path / "run", settings={"optim.freeze": other}, override=True, quiet=True)
-    assert main(["train", "--resume", str(tmp_path / "run"), "--set", f"optim.freeze={start_freeze}", "--quiet"]) == 0
+        train(resume=out, settings={"optim.freeze": other}, override=True, quiet=True)
+    with tiny.killed_after(1):
+        train(resume=out, settings={"optim.freeze": start_freeze}, quiet=True)
 
 
-def test_a_resumed_run_keeps_the_rules(noise: Path, tmp_path: Path) -> None:
-    settings = {**NANO, "epochs": 2, "data.sampling": "balanced"}
-    with pytest.raises(StoppedError):
-        train(noise, settings=settings, stop_after=1, out=tmp_path / "run", quiet=True)
+def test_a_resumed_run_keeps_the_rules_and_the_device(noise, tmp_path, monkeypatch):
+    out = stopped_early(noise, tmp_path / "run", **{"data.sampling": "balanced"})
     with pytest.raises(UsageError, match=r"got data\.sampling: balanced and loss\.class_weights: balanced"):
-        train(resume=tmp_path / "run", settings={"loss.class_weights": "balanced"}, override=True, quiet=True)
-
-
-def test_the_device_of_a_resumed_run_is_that_of_its_recipe(
-    noise: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(StoppedError):
-        train(noise, settings={**NANO, "epochs": 2}, stop_after=1, out=tmp_path / "run", quiet=True)
-    recipe = tmp_path / "run" / "recipe.yaml"
+        train(resume=out, settings={"loss.class_weights": "balanced"}, override=True, quiet=True)
+    recipe = out / "recipe.yaml"
     recipe.write_text(recipe.read_text().replace("device: cpu", "device: cuda"))
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(UsageError, match="device cuda needs a GPU"):
-        train(resume=tmp_path / "run", quiet=True)
+        train(resume=out, quiet=True)
 
 
 # Several processes
 
 
 @pytest.mark.parametrize("option", ["--find-lr", "--preview"])
-def test_only_the_first_process_prints_and_writes(
-    option: str, noise: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_only_the_first_process_prints_and_writes(option, noise, tmp_path, monkeypatch, capsys):
     seen = tmp_path / "seen.png"
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setattr(Runtime, "is_main", property(lambda self: False))
+    monkeypatch.setattr("weft.train.lr_finder.DIVERGED", 0.0)  # it ends after a step
     more = [option] if option == "--find-lr" else [option, str(seen)]
-    words = [word for key, value in NANO.items() for word in ("--set", f"{key}={value}")]
-    assert main(["train", str(noise), *words, "--set", "epochs=1", *more]) == 0
+    assert main(["train", str(noise), *tiny.words({**NANO, "epochs": 1}), *more]) == 0
     printed = capsys.readouterr()
     assert (printed.out, printed.err) == ("", "")
     assert not seen.exists()
 
 
 @pytest.mark.usefixtures("plans")
-def test_all_processes_start_from_the_weights_that_the_first_one_finds(
-    photos: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_processes_start_from_the_weights_that_the_first_one_finds(photos, monkeypatch):
     """The hub may reply to one of them only."""
     monkeypatch.setattr(decisions, "is_cached", lambda name: False)
     monkeypatch.setattr(decisions, "is_bundled", lambda name: False)
@@ -364,16 +321,8 @@ def test_all_processes_start_from_the_weights_that_the_first_one_finds(
 def test_two_processes_print_once(option: str, noise: Path, tmp_path: Path) -> None:
     seen = tmp_path / "new" / "seen.png"
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "weft"]
-    words = [word for key, value in NANO.items() for word in ("--set", f"{key}={value}")]
     more = [option] if option == "--find-lr" else [option, str(seen)]
-    done = subprocess.run(
-        [*launcher, "train", str(noise), *words, "--set", "epochs=1", *more],
-        env=tiny.environment(),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = tiny.fresh([*launcher, "train", str(noise), *tiny.words({**NANO, "epochs": 1}), *more])
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("suggested:" if option == "--find-lr" else "seen.png") == 1
     assert done.stderr.count("Reading data.source") == 1

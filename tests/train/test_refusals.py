@@ -19,21 +19,21 @@ from weft.checkpoints.hub import create_model
 from weft.cli import main
 from weft.errors import DataError, StorageError, UsageError
 from weft.inference import measurement
-from weft.train import RunResult, begin, evaluate, loop, preview, run, train
+from weft.train import begin, evaluate, loop, run, train
 from weft.train import plan as planning
 from weft.train.track import Tracker
 
-BASE = {"epochs": 1, "batch_size": 12, "device": "cpu"}
-LEVIT = {"model": "levit_nano_32", "model_args.depth": [1, 1, 1]}
+BASE = {"epochs": 1, "batch_size": 12, "device": "cpu", "model": "levit_nano_32", "model_args.depth": [1, 1, 1]}
+Patch = pytest.MonkeyPatch
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.paint(tmp_path_factory.mktemp("data") / "noise", per_class=6)
 
 
-@pytest.fixture
-def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+@pytest.fixture(autouse=True)
+def steps(monkeypatch: Patch) -> list[int]:
     """One entry for every training step."""
     taken: list[int] = []
     learn = loop.Learner.train_step
@@ -54,7 +54,10 @@ class Place:
         shutil.copytree(pictures, self.data)
 
 
-def named(name: str) -> Callable[[Place], dict[str, Any]]:
+Prepare = Callable[[Place], dict[str, Any]]
+
+
+def named(name: str) -> Prepare:
     """A class of that name."""
 
     def prepare(place: Place) -> dict[str, Any]:
@@ -64,7 +67,7 @@ def named(name: str) -> Callable[[Place], dict[str, Any]]:
     return prepare
 
 
-def at(path: str | bytes) -> Callable[[Place], dict[str, Any]]:
+def at(path: str | bytes) -> Prepare:
     """A run directory of that path."""
 
     def prepare(place: Place) -> dict[str, Any]:
@@ -72,6 +75,15 @@ def at(path: str | bytes) -> Callable[[Place], dict[str, Any]]:
         return {}
 
     return prepare
+
+
+def too_long_for_its_files(place: Place) -> dict[str, Any]:
+    """A path that a directory may have, but no file of a run in it: its names need 40 bytes or more."""
+    path = place.folder / "new"
+    while (missing := 4096 - 30 - len(os.fsencode(path))) > 1:
+        path /= "x" * min(missing - 1, 200)
+    place.out = path
+    return {}
 
 
 def foreign(place: Place) -> dict[str, Any]:
@@ -86,9 +98,9 @@ def below_a_file(place: Place) -> dict[str, Any]:
     return {}
 
 
-def teacher_of(name: str, classes: int, **arguments: Any) -> Callable[[Place], dict[str, Any]]:
+def teacher_of(name: str, classes: int) -> Prepare:
     def prepare(place: Place) -> dict[str, Any]:
-        save_model_dir(create_model(name, num_classes=classes, **arguments), place.folder / "teacher")
+        save_model_dir(create_model(name, num_classes=classes), place.folder / "teacher")
         return {"distill.teacher": str(place.folder / "teacher")}
 
     return prepare
@@ -99,9 +111,19 @@ def no_weights(place: Place) -> dict[str, Any]:
     return {"start_from": str(place.folder / "notes.pth")}
 
 
-def single_class(place: Place) -> dict[str, Any]:
-    shutil.rmtree(place.data / "class1")
-    shutil.rmtree(place.data / "class2")
+def images(per_class: int, classes: int) -> Prepare:
+    """So many images in so many classes."""
+
+    def prepare(place: Place) -> dict[str, Any]:
+        shutil.rmtree(place.data)
+        tiny.paint(place.data, per_class, classes)
+        return {}
+
+    return prepare
+
+
+def gone(place: Place) -> dict[str, Any]:
+    shutil.rmtree(place.data)
     return {}
 
 
@@ -116,63 +138,43 @@ def broken_held_out(place: Place) -> dict[str, Any]:
     return {"data.max_bad": 1}
 
 
-def messages(**settings: Any) -> Callable[[Place], dict[str, Any]]:
-    return lambda place: {key.replace("__", "."): value for key, value in settings.items()}
-
-
-CASES: dict[str, tuple[Callable[[Place], dict[str, Any]], int, str]] = {
+VGG = {"model": "vgg11", "model_args.mlp_ratio": 0.05}
+CASES: dict[str, tuple[Prepare | dict[str, Any], int, str]] = {
     "class with a newline": (named("a\nb"), 3, r"Class names must have no control characters; got 'a\\nb'"),
-    "class with a bidirectional override": (named("a\u202eb"), 3, "no control characters"),
-    "single class": (single_class, 3, "at least two classes"),
+    "no data": (gone, 3, "'.*data' does not"),
+    "single class": (images(6, classes=1), 3, "at least two classes"),
+    "an image per class": (images(1, classes=3), 3, "3 for training, 0 held out"),
     "held-out images that cannot be read": (broken_held_out, 3, "0 held out"),
     "out that is no text": (at(b"caf\xe9"), 2, "must be a path in UTF-8"),
     "out with NUL": (at("a\0b"), 2, "without NUL"),
     "out with too long a name": (at("new/" + "x" * 256), 6, "File name too long"),
-    "out with too long a path for its files": (at("/".join(["new", *["x" * 200] * 19, "y" * 160])), 6, "too long"),
+    "out with too long a path for its files": (too_long_for_its_files, 6, "too long"),
     "out below a file": (below_a_file, 6, "must be writable"),
     "out where nothing can be written": (at("/proc/new/run"), 6, "/proc/new/run must be writable"),
     "out that holds something else": (foreign, 2, "must be new or empty"),
-    "out in the data": (at("data/run"), 2, "must be outside the data folder"),
-    "unknown tracker": (messages(track="tensorbord"), 2, "Unknown tracker"),
-    "tracker that cannot start": (messages(track="wandb"), 2, "--track wandb must be able to start; No API key"),
-    "teacher that does not exist": (messages(distill__teacher="nowhere"), 2, "Unknown model 'nowhere'"),
+    "unknown tracker": ({"--track": "tensorbord"}, 2, "Unknown tracker 'tensorbord'. Nearest: tensorboard"),
+    "tracker that cannot start": ({"--track": "wandb"}, 2, "--track wandb must be able to start; No API key"),
+    "teacher that does not exist": ({"distill.teacher": "nowhere"}, 2, "Unknown model 'nowhere'"),
     "teacher of other classes": (teacher_of("levit_nano_32", 4), 2, "has 4, the dataset 3"),
     "teacher that cannot take the size": (teacher_of("inception_v3", 3), 2, "must support 32x32 pixels"),
-    "weights that do not exist": (messages(start_from="nowhere"), 4, "nowhere is none of these"),
+    "weights that do not exist": ({"start_from": "nowhere"}, 4, "nowhere is none of these"),
     "weights that are none": (no_weights, 4, "must hold weights"),
-    "too few states": (messages(save__keep=1), 2, "save.keep must be"),
-    "states every zeroth step": (messages(save__every_steps=0), 2, "save.every_steps must be"),
-    "evaluation every zeroth epoch": (messages(evaluate_every=0), 2, "evaluate_every must be"),
-    "epochs and steps": (messages(steps=5), 2, "epochs and steps exclude each other"),
-    "too small an image size": (messages(img_size=4), 2, "img_size must be"),
-    "image size below a patch": (
-        messages(model="vit_tiny_patch16_224", img_size=8),
-        2,
-        "must support these images",
-    ),
-    "image size below a network's strides": (messages(model="vgg11", img_size=16), 2, "at 16x16 pixels; .*too small"),
-    "batches of one image": (messages(model="resnet10t", img_size=32, batch_size=1), 2, "batches of 1 at 32x32 pixels"),
-    "odd batch for mixup": (messages(augment__mixup=0.5, batch_size=11), 2, "mix pairs of images"),
-    "parts that do not divide": (messages(accumulate=5), 2, "must be divisible into equal batches"),
-    "network without checkpointing": (
-        messages(model="vgg11", img_size=32, grad_checkpointing=True),
-        2,
-        "not supported",
-    ),
-    "augmentation policy of another language": (
-        messages(augment__rand_augment="strong"),
-        2,
-        "must be a policy such as",
-    ),
-    "unknown argument of the model": (messages(model_args__depht=3), 2, "depht"),
-    "unknown setting": (messages(optim__learning_rate=3), 2, "Unknown setting"),
-    "time that is none": (messages(max_time="soon"), 2, "--max-time must be a duration"),
-    "no GPU": (messages(device="cuda"), 2, "needs a GPU"),
+    "too few states": ({"save.keep": 1}, 2, "save.keep must be"),
+    "states every zeroth step": ({"save.every_steps": 0}, 2, "save.every_steps must be"),
+    "evaluation every zeroth epoch": ({"evaluate_every": 0}, 2, "evaluate_every must be"),
+    "epochs and steps": ({"steps": 5}, 2, "epochs and steps exclude each other"),
+    "image size below a patch": ({"model": "vit_tiny_patch16_224", "img_size": 8}, 2, "must support these images"),
+    "image size below strides": ({**VGG, "img_size": 16}, 2, "at 16x16 pixels; .*too small"),
+    "batches of one image": ({"model": "resnet10t", "img_size": 32, "batch_size": 1}, 2, "batches of 1 at 32x32"),
+    "batches of one image and BatchNorm": ({"batch_size": 1}, 2, "at least 2 images per forward pass .* batch_size 1"),
+    "parts that do not divide": ({"accumulate": 5}, 2, "must be divisible into equal batches"),
+    "checkpointing": ({**VGG, "img_size": 32, "grad_checkpointing": True}, 2, "not supported"),
+    "unknown argument of the model": ({"model_args.depht": 3}, 2, r"no constructor value 'depht' .*Nearest: depth"),
 }
 
 
 @pytest.fixture
-def no_accounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def no_accounts(tmp_path: Path, monkeypatch: Patch) -> None:
     """No credentials, and no address that could be reached."""
     for name in [name for name in os.environ if name.startswith("WANDB")]:
         monkeypatch.delenv(name)
@@ -181,125 +183,108 @@ def no_accounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_accounts")
+@pytest.mark.slow_except(*(name for name in CASES if name != "tracker that cannot start"))  # it imports wandb
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_refused_takes_no_step_and_leaves_nothing(
-    name: str, pictures: Path, tmp_path: Path, steps: list[int], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_refused_takes_no_step_and_leaves_nothing(name, pictures, tmp_path, steps, capfd):
     prepare, code, message = CASES[name]
-    if name == "no GPU" and torch.cuda.is_available():
-        pytest.skip("there is one")
     if "wandb" in message:
         show_wandb()
         pytest.importorskip("wandb")
     place = Place(tmp_path, pictures)
-    settings = {**BASE, **LEVIT, **prepare(place)}
-    if settings["model"] != LEVIT["model"]:
+    settings = {**BASE, **(prepare(place) if callable(prepare) else prepare)}
+    if settings["model"] != BASE["model"]:
         del settings["model_args.depth"]
-    track, max_time = settings.pop("track", None), settings.pop("max_time", None)
-    words = ["train", str(place.data), "--out", str(place.out), "--quiet"]
-    words += [] if track is None else ["--track", track]
-    words += [] if max_time is None else ["--max-time", max_time]
+    options = ["--track", settings.pop("--track")] if "--track" in settings else []
     before = sorted(tmp_path.rglob("*"))
-    assert main([*words, *(word for key, value in settings.items() for word in ("--set", f"{key}={value}"))]) == code
-    output = capfd.readouterr().err
-    assert re.search(message, output), output
-    assert "Traceback" not in output
+    arguments = ["train", str(place.data), "--out", str(place.out), "--quiet", *options, *tiny.words(settings)]
+    assert main(arguments) == code
+    said = capfd.readouterr().err
+    assert re.search(message, said), said
+    assert "Traceback" not in said
     assert steps == []
     after = [path for path in sorted(tmp_path.rglob("*")) if path.relative_to(tmp_path).parts[0] != "home"]
     assert after == before
 
 
-def test_a_network_that_its_name_does_not_describe(
-    pictures: Path, tmp_path: Path, steps: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    build = planning.build_model
-
-    def pruned(*args: Any) -> torch.nn.Module:
+def _pruned(build: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any) -> torch.nn.Module:
         model = build(*args)
-        model.blocks = model.blocks[:1]  # type: ignore[index]
+        model.blocks = model.blocks[:1]
         return model
 
-    monkeypatch.setattr(planning, "build_model", pruned)
-    with pytest.raises(UsageError, match="was changed after it was built"):
-        train(pictures, "ceit_nano_32", settings=BASE, out=tmp_path / "new" / "run", quiet=True)
+    return call
+
+
+NO_MEMORY = tiny.raising(RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB."))
+FULL = tiny.raising(StorageError("full"))
+CEIT = {"model": "ceit_nano_32", "model_args.depth": 2}
+FAILURES: dict[str, tuple[Any, str, Any, dict[str, Any], type[BaseException], str]] = {
+    # what replaces a function of a module, further settings, and the error
+    "a network that its name does not describe": (
+        planning, "build_model", _pruned(planning.build_model), {"settings": CEIT}, UsageError, "was changed after it"
+    ),
+    "an interruption just before training": (
+        begin, "batch_arithmetic", tiny.raising(KeyboardInterrupt()), {"track": "tensorboard"}, KeyboardInterrupt, ""
+    ),
+    # it would be neither resumed, for lack of a state, nor replaced without --force
+    "a probe that cannot be saved": (
+        run, "save_model_dir", FULL, {"settings": {"head_init": "probe"}}, StorageError, "full"
+    ),
+    "memory that does not suffice": (
+        loop.Learner, "dry_run", NO_MEMORY, {}, UsageError, r"must fit into memory; batch_size 12 in 1 part\(s\)"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_a_failure_before_the_first_step_leaves_no_directory(failure, pictures, tmp_path, steps, monkeypatch):
+    owner, name, replacement, arguments, error, message = FAILURES[failure]
+    monkeypatch.setattr(owner, name, replacement)
+    settings = {**BASE, **arguments.get("settings", {})}
+    with pytest.raises(error, match=message or None):
+        train(pictures, out=tmp_path / "new" / "run", quiet=True, **{**arguments, "settings": settings})
     assert steps == []
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
-def test_compilation_without_a_compiler(
-    pictures: Path, tmp_path: Path, steps: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compilation_without_a_compiler(pictures: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     with pytest.raises(UsageError, match=r"g\+\+.*Or set compile=false; compile=true needs a C\+\+ compiler"):
-        train(pictures, settings={**BASE, **LEVIT, "compile": True}, out=tmp_path / "run", quiet=True)
-    assert steps == []
+        train(pictures, settings={**BASE, "compile": True}, out=tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
 
 
-def test_what_vanishes_while_a_run_begins_leaves_the_run_that_was_there(
-    pictures: Path, tmp_path: Path, steps: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """--force replaces a run by one that begins, and not by one that is refused."""
-    old = tmp_path / "run"
-    train(pictures, settings={**BASE, **LEVIT}, out=old, quiet=True)
-    before = {path: path.is_file() and path.read_bytes() for path in sorted(old.rglob("*")) if path.name != "lock"}
+def content(folder: Path) -> dict[Path, bool | bytes]:
+    return {path: path.is_file() and path.read_bytes() for path in sorted(folder.rglob("*")) if path.name != "lock"}
 
-    def vanished(*args: Any) -> None:
-        raise DataError("class0/000.png was there a moment ago, and is not any more.")
 
+def test_force_replaces_a_run_by_one_that_begins_and_not_by_one_that_is_refused(pictures, tmp_path, steps, monkeypatch):
+    old, tracker = tmp_path / "run", begin.Tracker
+    train(pictures, settings=BASE, out=old, quiet=True)
+    before = content(old)
     steps.clear()
-    with monkeypatch.context() as patch:
-        patch.setattr(begin, "fingerprint", vanished)
-        with pytest.raises(DataError, match="a moment ago"):
-            train(pictures, settings={**BASE, **LEVIT, "seed": 1}, out=old, force=True, quiet=True)
-    after = {path: path.is_file() and path.read_bytes() for path in sorted(old.rglob("*")) if path.name != "lock"}
-    assert after == before
-    assert steps == []
-    train(pictures, settings={**BASE, **LEVIT, "seed": 1}, out=old, force=True, quiet=True)
-    assert (old / "last" / "model.safetensors").read_bytes() != before[old / "last" / "model.safetensors"]
-    assert not list(old.glob(".*"))
-
-
-def test_an_interruption_just_before_training_leaves_no_directory(
-    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else its name would be taken, by a run that cannot be resumed."""
-
-    def interrupted(*args: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(begin, "batch_arithmetic", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        train(pictures, settings={**BASE, **LEVIT}, out=tmp_path / "run", track="tensorboard", quiet=True)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_tracker_that_cannot_start_leaves_the_run_that_was_there(
-    pictures: Path, tmp_path: Path, steps: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    old, start = tmp_path / "run", begin.Tracker
-    train(pictures, settings={**BASE, **LEVIT}, out=old, quiet=True)
-    before = {path: path.is_file() and path.read_bytes() for path in sorted(old.rglob("*")) if path.name != "lock"}
 
     def offline(names: Sequence[str], *more: Any) -> Tracker:
         if names:
             raise UsageError("--track wandb must be able to start; there is no network.")
-        return start(names, *more)
+        return tracker(names, *more)
 
-    steps.clear()
-    monkeypatch.setattr(begin, "Tracker", offline)
-    with pytest.raises(UsageError, match="no network"):
-        train(pictures, settings={**BASE, **LEVIT, "seed": 1}, out=old, track="wandb", force=True, quiet=True)
-    after = {path: path.is_file() and path.read_bytes() for path in sorted(old.rglob("*")) if path.name != "lock"}
-    assert after == before
+    gone = tiny.raising(DataError("class0/000.png was there a moment ago, and is not any more."))
+    for name, replacement, message in (("fingerprint", gone, "a moment ago"), ("Tracker", offline, "no network")):
+        with monkeypatch.context() as patch:
+            patch.setattr(begin, name, replacement)
+            with pytest.raises((DataError, UsageError), match=message):
+                train(pictures, settings={**BASE, "seed": 1}, out=old, track="wandb", force=True, quiet=True)
+        assert content(old) == before
     assert steps == []
+    train(pictures, settings={**BASE, "seed": 1}, out=old, force=True, quiet=True)
+    assert content(old)[old / "last" / "model.safetensors"] != before[old / "last" / "model.safetensors"]
+    assert not list(old.glob(".*"))
 
 
-def test_without_force_a_file_that_appears_while_the_plan_is_made_stays(
-    pictures: Path, tmp_path: Path, steps: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_force_a_file_that_appears_while_the_plan_is_made_stays(pictures, tmp_path, steps, monkeypatch):
     theirs, rehearse = tmp_path / "run" / "best" / "theirs.txt", begin.rehearse_saving
 
     def rehearse_slowly(*arguments: Any) -> None:
@@ -309,80 +294,42 @@ def test_without_force_a_file_that_appears_while_the_plan_is_made_stays(
 
     monkeypatch.setattr(begin, "rehearse_saving", rehearse_slowly)
     with pytest.raises(UsageError, match="must be new or empty"):
-        train(pictures, settings={**BASE, **LEVIT}, out=tmp_path / "run", quiet=True)
+        train(pictures, settings=BASE, out=tmp_path / "run", quiet=True)
     assert theirs.read_text() == "theirs"
     assert steps == []
 
 
-def test_a_probe_that_cannot_be_saved_leaves_nothing(
-    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It would be neither resumed, for lack of a state, nor replaced without --force."""
-
-    def full(*args: Any, **more: Any) -> None:
-        raise StorageError("no space is left")
-
-    monkeypatch.setattr(run, "save_model_dir", full)
-    with pytest.raises(StorageError, match="no space"):
-        train(pictures, settings={**BASE, **LEVIT, "head_init": "probe"}, out=tmp_path / "run", quiet=True)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_memory_that_does_not_suffice_is_met_before_the_first_step(
-    pictures: Path, tmp_path: Path, steps: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def greedy(self: loop.Learner, *args: object) -> None:
-        raise RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB.")
-
-    monkeypatch.setattr(loop.Learner, "dry_run", greedy)
-    with pytest.raises(UsageError, match=r"A step must fit into memory; batch_size 12 in 1 part\(s\) does not"):
-        train(pictures, settings={**BASE, **LEVIT}, out=tmp_path / "run", quiet=True)
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize("model", tiny.ARGUMENTS)
-def test_the_rehearsal_changes_nothing(
-    model: str, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = {**tiny.EVERYTHING, **tiny.ARGUMENTS[model], "batch_size": 4, "epochs": 1}
-    train(pictures, model, settings=settings, out=tmp_path / "with", quiet=True)
-    monkeypatch.setattr(loop.Learner, "dry_run", lambda *args: None)
-    train(pictures, model, settings=settings, out=tmp_path / "without", quiet=True)
-    tiny.assert_same_run(tmp_path / "with", tmp_path / "without")
+def test_the_rehearsal_changes_nothing(model: str, noise: Path, tmp_path: Path, monkeypatch: Patch) -> None:
+    """Compared after two steps."""
+    for name in ("with", "without"):
+        with tiny.killed_after(2):
+            tiny.run(noise, tmp_path / name, model)
+        monkeypatch.setattr(loop.Learner, "dry_run", lambda *args: None)
+    first, second = (tiny.state_of(tmp_path / name) for name in ("with", "without"))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert len({(tmp_path / name / "steps.csv").read_text() for name in ("with", "without")}) == 1
 
 
 def test_data_with_a_split_may_hold_its_runs(pictures: Path, tmp_path: Path) -> None:
-    shutil.copytree(pictures, tmp_path / "data" / "train")
-    train(tmp_path / "data", settings={**BASE, **LEVIT}, out=tmp_path / "data" / "runs" / "one", quiet=True)
-    train(resume=tmp_path / "data" / "runs" / "one", quiet=True)
+    data = tmp_path / "data"
+    shutil.copytree(pictures, data / "train")
+    settings = {**BASE, "epochs": None, "steps": 1}
+    train(data, settings=settings, out=data / "runs" / "one", quiet=True)
+    train(resume=data / "runs" / "one", quiet=True)
     with pytest.raises(UsageError, match="must be outside the data folder"):
-        train(tmp_path / "data", settings={**BASE, **LEVIT}, out=tmp_path / "data" / "train" / "one", quiet=True)
+        train(data, settings=settings, out=data / "train" / "one", quiet=True)
 
 
 @pytest.mark.parametrize("what", ["out", "real_labels"])
-def test_an_evaluation_is_refused_before_it_measures(
-    what: str, trained: RunResult, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_evaluation_is_refused_before_it_measures(what, trained, photos, tmp_path, monkeypatch):
     monkeypatch.setattr(measurement, "measured", lambda *args, **kwargs: pytest.fail("it was measured"))
     (tmp_path / "labels.json").write_text('{"elsewhere": [0]}')
-    refused = {
-        "out": ({"out": tmp_path / "labels.json" / "evaluated"}, StorageError, "must be writable"),
-        "real_labels": (
-            {"real_labels": tmp_path / "labels.json"},
-            DataError,
-            "The ReaL labels must list every image by its name",
-        ),
-    }
-    words, error, message = refused[what]
+    place, error, message = {
+        "out": (tmp_path / "labels.json" / "evaluated", StorageError, "must be writable"),
+        "real_labels": (tmp_path / "labels.json", DataError, "The ReaL labels must list every image by its name"),
+    }[what]
     with pytest.raises(error, match=message):
-        evaluate(trained.out, photos, quiet=True, **words)
+        evaluate(trained.out, photos, quiet=True, **{what: place})
     assert [path.name for path in tmp_path.iterdir()] == ["labels.json"]
-
-
-def test_a_preview_is_refused_before_the_data_is_read(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(planning, "open_splits", lambda *args: pytest.fail("data was opened"))
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="file must be writable"):
-        preview(photos, out=tmp_path / "file" / "seen.png")

@@ -5,14 +5,16 @@ Every picture differs from every other, so an order that is not the same shows.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import socket
+import signal
 import subprocess
 import sys
-import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -21,6 +23,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from tests import forked
+from tests.helpers import free_port
+from tests.killpoints import Killed
 
 PER_CLASS = 16
 EVERYTHING = {
@@ -66,16 +70,90 @@ def coloured(folder: Path, per_class: int) -> Path:
     return folder
 
 
+def settings(model: str = "levit_nano_32", **more: Any) -> dict[str, Any]:
+    """Settings of a run with everything in it; those of another model have its name."""
+    return {"model": model, **EVERYTHING, **ARGUMENTS[model], **more}
+
+
+def run(data: Path, out: Path, model: str = "levit_nano_32", *, train_args: Any = None, **more: Any) -> Path:
+    """A run in this process; returns its directory."""
+    from weft.train import train
+
+    return train(data, settings=settings(model, **more), out=out, quiet=True, **(train_args or {})).out
+
+
+def raising(error: BaseException) -> Callable[..., Any]:
+    """A function that raises an error, whatever its arguments."""
+
+    def call(*_: object, **__: object) -> None:
+        raise error
+
+    return call
+
+
+@contextlib.contextmanager
+def at_step(number: int, act: Callable[..., object]) -> Iterator[None]:
+    """Call `act` with the learner and the batches before each step with this number, from 0, in this process."""
+    from weft.train.loop import Learner
+
+    train_step = Learner.train_step
+
+    def step(self: Learner, *args: Any) -> Any:
+        if self.step == number:
+            act(self, *args)
+        return train_step(self, *args)
+
+    with mock.patch.object(Learner, "train_step", step):
+        yield
+
+
+@contextlib.contextmanager
+def killed_after(step: int) -> Iterator[None]:
+    """End a run in this process after so many steps, as if the process had vanished."""
+    try:
+        with at_step(step, raising(Killed())):
+            yield
+    except Killed:
+        return
+    raise AssertionError("the run ended before it was killed")
+
+
 def command(data: Path | None, out: Path, model: str = "levit_nano_32", **more: Any) -> list[str]:
     """`weft train` as the words of a process; with data None, the run in `out` goes on."""
     if data is None:
-        return [sys.executable, "-m", "weft", "train", "--resume", str(out), *_settings(more)]
-    settings = {**EVERYTHING, **ARGUMENTS[model], **more}
-    return [sys.executable, "-m", "weft", "train", str(data), "--model", model, "--out", str(out), *_settings(settings)]
+        return [sys.executable, "-m", "weft", "train", "--resume", str(out), *words(more)]
+    return [sys.executable, "-m", "weft", "train", str(data), "--out", str(out), *words(settings(model, **more))]
 
 
-def _settings(values: dict[str, Any]) -> list[str]:
+def words(values: dict[str, Any]) -> list[str]:
+    """Settings as options of the command line."""
     return [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
+
+
+SIGNALLING = """
+import multiprocessing, os, signal, sys
+from weft.cli import main
+from weft.train.loop import Learner
+signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests may ignore it: in the background of a shell,
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and this one: under nohup
+step, number, group = map(int, sys.argv[1:4])
+train_step = Learner.train_step
+def signalling(self, *more):
+    if self.step == step and os.environ.get("RANK", "1") == "1":
+        print(*(child.pid for child in multiprocessing.active_children()), flush=True)
+        (os.killpg if group else os.kill)(0 if group else os.getpid(), number)
+    return train_step(self, *more)
+Learner.train_step = signalling
+sys.exit(main(sys.argv[4:]))
+"""
+
+
+def signalling(arguments: list[str], step: int, number: int, *, group: bool = False) -> list[str]:
+    """`command`, of a process that signals itself, or its group, after so many steps; of two processes, the second.
+
+    It first prints the numbers of the processes that read images.
+    """
+    return [sys.executable, "-c", SIGNALLING, str(step), str(int(number)), str(int(group)), *arguments[3:]]
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -93,12 +171,15 @@ def fresh(arguments: list[str], **more: str) -> subprocess.CompletedProcess[str]
     return subprocess.run(arguments, env=environment(**more), capture_output=True, text=True, timeout=300)
 
 
+def group_of(size: int) -> dict[str, str]:
+    """The variables that torchrun sets, without those of a process."""
+    numbers = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(size))
+    return {**numbers, "MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}
+
+
 def finish_two(arguments: list[str]) -> list[subprocess.CompletedProcess[str]]:
-    """Runs two processes of one group to their end, with the variables that torchrun sets."""
-    with socket.socket() as sock:
-        sock.bind(("localhost", 0))
-        port = str(sock.getsockname()[1])
-    group = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    """Runs two processes of one group to their end."""
+    group = group_of(2)
     processes = [
         forked.Popen(
             arguments,
@@ -117,23 +198,17 @@ def finish_two(arguments: list[str]) -> list[subprocess.CompletedProcess[str]]:
 
 
 def kill_and_resume(data: Path, out: Path, model: str, **more: Any) -> int:
-    """A run that SIGKILL ends after two steps or more, and that another process resumes to its end.
+    """A run that SIGKILL ends after two steps, and that another process resumes to its end.
 
     Returns:
         The step of the newest state at the kill.
     """
-    process = subprocess.Popen(
-        command(data, out, model, **more), env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    while not (out / "state" / "step-0000000002.safetensors").exists() and process.poll() is None:
-        time.sleep(0.002)
-    process.kill()
-    process.wait()
-    states = sorted((out / "state").glob("step-*.safetensors")) if (out / "state").is_dir() else []
-    assert states, f"the run ended with {process.returncode} before it was killed"
+    killed = fresh(signalling(command(data, out, model, **more), 2, signal.SIGKILL))
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    newest = sorted((out / "state").glob("step-*.safetensors"))[-1]
     done = fresh(command(None, out))
     assert done.returncode == 0, done.stderr
-    return int(states[-1].stem.rpartition("-")[2])
+    return int(newest.stem.rpartition("-")[2])
 
 
 def record_of(state: Path) -> Any:

@@ -13,9 +13,9 @@ from PIL import Image
 
 from weft.cli import main
 from weft.data import Splits, open_data, open_image
-from weft.errors import CheckpointError, UsageError
+from weft.errors import StorageError, UsageError
 from weft.recipes import load_recipe
-from weft.train import decisions, preview, train
+from weft.train import plan, preview
 from weft.train.augment_preview import EPOCHS, IMAGES, augmented_figure
 from weft.train.plan import build_model, training_images
 
@@ -37,9 +37,9 @@ def test_it_shows_what_training_draws(photos: Path) -> None:
     mean, std = (np.array(model.pretrained_cfg[key]) for key in ("mean", "std"))
     names = [row[0].get_xlabel() for row in axes]
     assert sorted(names) == sorted(2 * splits.classes)
+    everything = [np.asarray(open_image(splits.train.read(place).data)) for place in range(len(splits.train))]
     for row, name in zip(axes, names, strict=True):
         as_it_is = np.asarray(row[0].images[0].get_array())
-        everything = (np.asarray(open_image(splits.train.read(place).data)) for place in range(len(splits.train)))
         place = next(place for place, pixels in enumerate(everything) if (pixels == as_it_is).all())  # no two are equal
         assert splits.classes[splits.train.labels[place]] == name
         for epoch in range(EPOCHS):
@@ -69,7 +69,7 @@ def test_grey_networks_are_shown_grey(photos: Path) -> None:
     assert (image[..., 0] == image[..., 2]).all()
 
 
-def test_on_the_command_line(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_writes_a_new_file(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "new" / "seen.png"
     arguments = ["train", str(photos), "--model", "levit_nano_32", "--quiet", "--preview", str(out)]
     assert main(arguments) == 0
@@ -79,29 +79,18 @@ def test_on_the_command_line(photos: Path, tmp_path: Path, capsys: pytest.Captur
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["new", "seen.png"]
     assert main(arguments) == 2
     assert f"--preview must name a new file; {out} exists already." in capsys.readouterr().err
-    assert main([*arguments, "--force"]) == 0
-
-
-def test_nothing_is_fetched_or_tried_for_it(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decisions, "find_batch_size", lambda *args: pytest.fail("steps were tried"))
-    settings = {"pretrained": True, "batch_size": "auto"}
-    preview(
-        photos, "ceit_nano_32", out=tmp_path / "seen.png", settings=settings, quiet=True
-    )  # it has no public weights
-    with pytest.raises(CheckpointError, match="ceit_nano_32 has no public weights"):
-        train(photos, "ceit_nano_32", out=tmp_path / "run", settings={"pretrained": True}, quiet=True)
-
-
-def test_one_thing_at_a_time(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", str(photos), "--find-lr", "--preview", str(tmp_path / "seen.png")]) == 2
+    assert main([*arguments, "--force", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"preview": str(out)}
+    assert main([*arguments, "--find-lr"]) == 2
     assert "--find-lr and --preview exclude each other" in capsys.readouterr().err
-    arguments = ["train", str(photos), "--model", "levit_nano_32", "--quiet", "--json"]
-    assert main([*arguments, "--preview", str(tmp_path / "seen.svg")]) == 0
-    assert json.loads(capsys.readouterr().out) == {"preview": str(tmp_path / "seen.svg")}
 
 
-def test_what_is_no_picture_is_refused(photos: Path, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_refused_before_the_data_is_read(photos, tmp_path, monkeypatch):
+    monkeypatch.setattr(plan, "open_splits", lambda *args: pytest.fail("data was opened"))
+    (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=r"must name an image file, such as preview\.png; got seen\.txt\."):
         preview(photos, out=tmp_path / "seen.txt")
     with pytest.raises(UsageError, match=r"got none\. Name a folder or `digits`: weft train DATA --preview FILE\."):
         preview(out=tmp_path / "seen.png")
+    with pytest.raises(StorageError, match="file must be writable"):
+        preview(photos, out=tmp_path / "file" / "seen.png")

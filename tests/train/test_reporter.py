@@ -1,0 +1,75 @@
+"""What a person sees of a run: a bar where there is a terminal, lines where there is a log, nothing if quiet."""
+
+from __future__ import annotations
+
+import io
+import math
+
+import pytest
+from rich.console import Console
+
+from weft.progress import Work, clock, quietly, say
+from weft.runs.directory import EpochRow
+from weft.train import reporter
+from weft.train.meter import Meter
+from weft.train.reporter import Reporter, epoch_line
+
+METER = Meter(5, 10, 200, 300.0, 84, seconds=2.0, waiting=0.5, seen=2469)
+ROW = EpochRow(2, 20, 1e-3, 1.25, 61.5, 0.9, 70.125, 99.0, 1234.5, 12.4, 8.0)
+STEP = "epoch 2/3  loss 1.500  top-1 42.0 %  1,234 images/s"
+
+
+def reported(*, terminal: bool, quiet: bool = False) -> str:
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=160, soft_wrap=True, highlight=False)
+    with quietly(quiet), Reporter(3, console=console) as progress:
+        progress.step(2, METER)
+        progress._bar.refresh()
+        say("A note [with brackets].")
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "epoch 2/3  loss 1.250  training top-1  61.5 %  held out  70.12 %  1,234 images/s  (best)"),
+        ({"epoch": 0}, "before training: held out 70.12 %"),
+        ({"val_top1": math.nan}, "epoch 2/3  loss 1.250  training top-1  61.5 %  1,234 images/s  (best)"),
+        (
+            {"images_per_second": 0.0},  # no step was timed
+            "epoch 2/3  loss 1.250  training top-1  61.5 %  held out  70.12 %  (best)",
+        ),
+    ],
+)
+def test_the_line_of_an_epoch_states_what_is_known(changes: dict[str, float], expected: str) -> None:
+    assert epoch_line(ROW._replace(**changes), 3, is_best=True) == expected
+
+
+def test_a_terminal_gets_a_bar_as_well() -> None:
+    shown = reported(terminal=True)
+    assert all(text in shown for text in (STEP, "15 of 30 steps", " left", "A note [with brackets]."))
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_quiet_is_quiet(terminal: bool) -> None:
+    shown = reported(terminal=terminal, quiet=True)
+    assert "epoch" not in shown
+    assert "note" not in shown
+
+
+def test_a_long_epoch_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert reported(terminal=False) == ""
+    monkeypatch.setattr(reporter, "SILENCE_S", -1)
+    assert f"{STEP}: 15 of 30 steps" in reported(terminal=False)
+
+
+@pytest.mark.parametrize("text", ["[red]no[/red] :bomb: [link=https://example.org]x[/link]", "[/]", "a\u202eb"])
+def test_the_name_of_a_bar_is_not_interpreted(text: str) -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=120, emoji=False, highlight=False)
+    with Work(f"class {text}", console=console) as work:
+        work._bar.refresh()
+    assert "class " + text.replace("\u202e", "\\u202e") in console.file.getvalue()
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(None, "-:--"), (5.4, "0:05"), (61, "1:01"), (3725, "1:02:05")])
+def test_clock(seconds: float | None, text: str) -> None:
+    assert clock(seconds) == text

@@ -144,23 +144,6 @@ def test_positions_follow_the_size_of_the_images():
         model(torch.randn(1, 3, 40, 32))
 
 
-@pytest.mark.parametrize(
-    ("switches", "message"),
-    [
-        (dict(img_size=12), "at least one patch of 16x16; got 12x12. Use images of at least 16 pixels"),
-        (dict(embed_dim=190), "embed_dim .* got 190 and 3"),
-        (dict(leff_kernel=4), "leff_kernel must be odd, .* or 0; got 4"),
-        (dict(patch_size=6), "patch_size must be a multiple .* got 6 and 4"),
-        (dict(global_pool="max"), "global_pool of CeiT must be one of 'token', 'avg', ''; got 'max'"),
-        (dict(leff_kernal=3), "'leff_kernal'. Nearest: leff_kernel"),
-        (dict(img_size="224"), "img_size must be .* got '224'"),
-    ],
-)
-def test_switches_that_do_not_fit_are_refused(switches, message):
-    with pytest.raises(UsageError, match=message):
-        weft.create_model("ceit_tiny_patch16_224", **switches)
-
-
 @pytest.mark.parametrize("name", ["ceit_tiny_patch16_224", "port_ceit_pytorch"])
 def test_the_bias_may_be_added_behind_the_pool(name):
     """As on a GPU; the padding of the pool is smaller than every value."""

@@ -113,17 +113,3 @@ def test_a_batch_of_one_keeps_its_axis():
     model = lively("cvt_nano_32")
     x = images(model)
     torch.testing.assert_close(model(x[:1]), model(x)[:1])
-
-
-@pytest.mark.parametrize(
-    ("switches", "message"),
-    [
-        (dict(img_size=2), "img_size must leave .* got 2x2, which leaves 0x0"),
-        (dict(embed_dim=(64, 190, 384)), r"embed_dim\[1\] .* num_heads\[1\]; got 190 and 3"),
-        (dict(kv_stride=(1, 2)), "kv_stride must have one value per stage, 3 in all; got 2"),
-        (dict(scale_by="dim"), "scale_by must be 'embed_dim' or 'head_dim'; got 'dim'"),
-    ],
-)
-def test_switches_that_do_not_fit_are_refused(switches, message):
-    with pytest.raises(UsageError, match=message):
-        weft.create_model("cvt_13", **switches)

@@ -5,7 +5,6 @@ import torch
 import weft
 from tests.helpers import images, lively
 from weft.bench.cost import cost
-from weft.errors import UsageError
 
 
 @pytest.mark.parametrize(
@@ -48,16 +47,3 @@ def test_any_size(size):
     model.set_input_size(size)
     assert model(torch.randn(1, 3, *size)).shape == (1, 3)
     assert weft.create_model("grafted_r50s2_deit_small_6", img_size=size, **switches).grid == model.grid
-
-
-@pytest.mark.parametrize(
-    ("switches", "message"),
-    [
-        (dict(num_stages=5), "num_stages must be 0 to 4, .*; got 5"),
-        (dict(num_stages=0, depth=0), "num_stages and depth must not both be 0"),
-        (dict(img_size=8), "img_size must leave at least one token of 16x16 pixels; got 8x8"),
-    ],
-)
-def test_switches_that_do_not_fit_are_refused(switches, message):
-    with pytest.raises(UsageError, match=message):
-        weft.create_model("grafted_r50s2_deit_small_6", **switches)

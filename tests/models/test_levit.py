@@ -156,22 +156,6 @@ def test_set_input_size_resizes_every_table_and_goes_back():
         model(torch.randn(1, 3, 48, 40))
 
 
-@pytest.mark.parametrize(
-    ("switches", "message"),
-    [
-        (dict(depth=(1, 2)), r"depth must have one value per stage, 3 in all; got 2: \(1, 2\)"),
-        (dict(norm="group"), "norm must be 'batch' or 'layer' .* got 'group'"),
-        (dict(stem="bare"), "stem 'conv' or 'patch'; got 'batch' and 'bare'"),
-        (dict(act_layer="geluu"), "'geluu'. Nearest: gelu, relu, quick_gelu"),
-        (dict(global_pool="max"), "global_pool of LeViT must be .* got 'max'"),
-        (dict(stem="patch", img_size=7), "img_size must leave .* got 7x7"),
-    ],
-)
-def test_switches_that_do_not_fit_are_refused(switches, message):
-    with pytest.raises(UsageError, match=message):
-        weft.create_model("levit_128s", **switches)
-
-
 def test_attention_is_equation_1():
     torch.manual_seed(0)
     attn = lively("levit_nano_32").stages[0].blocks[0].attn

@@ -35,3 +35,8 @@ def built(name: str, **more: Any) -> nn.Module:
 def lively(name: str, **more: Any) -> nn.Module:
     """Build a network in evaluation mode whose every part matters to its output."""
     return enliven(built(name, **more)).eval()
+
+
+def settings_of(name: str) -> dict[str, Any]:
+    """Return the settings of a recipe that trains the small form."""
+    return {f"model_args.{key}": value for key, value in SWITCHES[name].items()}

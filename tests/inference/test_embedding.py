@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import weft
-from tests.helpers import enliven
+from tests.helpers import NANO, enliven
 from tests.train.conftest import paint
 from weft.checkpoints import save_model_dir
 from weft.cli import main
@@ -31,6 +31,7 @@ from weft.report.pages import Lead, Section, write_page
 
 CPU = Runtime.of("cpu")
 COLOURS = ("blue", "green", "red")
+EXPORT = Path(__file__).parents[1] / "compat" / "data" / "levit_nano_32" / "onnx-fp32"
 
 
 @pytest.fixture(autouse=True)
@@ -43,17 +44,28 @@ def colours(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return paint(tmp_path_factory.mktemp("data") / "colours", per_class=8)
 
 
-@pytest.fixture(scope="module", params=["cvt_nano_32", "levit_nano_32"])
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Model directory of a network that was not trained; its classes are not those of the images."""
+def saved(name: str, folder: Path, label_names: list[str]) -> Path:
+    """Save a network that was not trained."""
     torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("models") / request.param
-    save_model_dir(enliven(weft.create_model(request.param, num_classes=4)), folder, label_names=list("abcd"))
-    return folder
+    network = enliven(weft.create_model(name, num_classes=len(label_names)))
+    return save_model_dir(network, folder, label_names=label_names)
 
 
-def test_features_are_the_inputs_of_the_classifiers(model: Path, colours: Path) -> None:
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its classes are not those of the images."""
+    return saved("levit_nano_32", tmp_path_factory.mktemp("models") / "levit_nano_32", list("abcd"))
+
+
+@pytest.fixture(scope="module")
+def colour_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved("levit_nano_32", tmp_path_factory.mktemp("models") / "colours", list(COLOURS))
+
+
+@pytest.mark.parametrize("name", NANO)
+def test_features_are_the_inputs_of_the_classifiers(name: str, colours: Path, tmp_path: Path) -> None:
     """The classifiers of the network, applied to the features, return its logits."""
+    model = saved(name, tmp_path / "model", list("abcd"))
     result = embed(model, colours, batch_size=5, quiet=True)
     assert result.images == sorted(str(path) for path in colours.rglob("*.png"))
     predictor = Predictor.load(model, fold=False, quiet=True)
@@ -76,26 +88,25 @@ def test_the_second_time_they_come_from_the_cache(model: Path, colours: Path, mo
 
 def test_files_of_features(model: Path, colours: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "a" / "features.npy"
-    assert main(["embed", str(model), str(colours), "--out", str(out), "--normalize", "--json", "--quiet"]) == 0
+    words = ["embed", str(model), str(colours), "--out", str(out), "--quiet"]
+    assert main([*words, "--normalize", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
-    features = np.load(out, allow_pickle=False)
+    features, plain = np.load(out, allow_pickle=False), embed(model, colours, quiet=True)
     assert (printed["images"], printed["features"]) == features.shape
     np.testing.assert_allclose(np.linalg.norm(features, axis=1), 1, rtol=1e-6)
     rows = list(csv.DictReader(out.with_suffix(".csv").read_text().splitlines()))
-    assert [row["image"] for row in rows] == embed(model, colours, quiet=True).images
-    assert main(["embed", str(model), str(colours), "--out", str(out), "--quiet"]) == 2
+    assert [row["image"] for row in rows] == plain.images
+    assert main(words) == 2
     assert "exists" in capsys.readouterr().err
-    assert main(["embed", str(model), str(colours), "--out", str(out), "--quiet", "--force"]) == 0
-    assert np.linalg.norm(np.load(out), axis=1).max() != pytest.approx(1)
+    assert main([*words, "--force"]) == 0
+    np.testing.assert_array_equal(np.load(out), plain.features)
 
-
-def test_features_as_parquet(model: Path, colours: Path, tmp_path: Path) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet")
-    result = embed(model, colours, out=tmp_path / "features.parquet", quiet=True)
-    table = parquet.read_table(tmp_path / "features.parquet").to_pydict()
-    assert table["image"] == result.images
-    np.testing.assert_array_equal(np.array(table["features"], np.float32), result.features)
-    assert [path.name for path in tmp_path.iterdir()] == ["features.parquet"]
+    pyarrow = pytest.importorskip("pyarrow.parquet")
+    embed(model, colours, out=tmp_path / "b" / "features.parquet", quiet=True)
+    table = pyarrow.read_table(tmp_path / "b" / "features.parquet").to_pydict()
+    assert table["image"] == plain.images
+    np.testing.assert_array_equal(np.array(table["features"], np.float32), plain.features)
+    assert [path.name for path in (tmp_path / "b").iterdir()] == ["features.parquet"]
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".parquet"])
@@ -140,25 +151,15 @@ def test_unreadable_images_have_no_row(
     assert [Path(path).name for path, _ in errors] == ["bad.png"]
 
 
-@pytest.mark.parametrize("name", ["features.txt", "features", "features.npz"])
-def test_other_formats_are_refused(name: str, model: Path, colours: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"must end in \.npy or \.parquet"):
-        embed(model, colours, out=tmp_path / name, quiet=True)
-
-
-def test_networks_without_features_are_refused() -> None:
+def test_what_gives_no_features_is_refused(model: Path, colours: Path, tmp_path: Path) -> None:
+    for name in ("features.txt", "features", "features.npz"):
+        with pytest.raises(UsageError, match=r"must end in \.npy or \.parquet"):
+            embed(model, colours, out=tmp_path / name, quiet=True)
     network = nn.Sequential(nn.Flatten(), nn.Conv2d(3, 2, 1))
     with pytest.raises(UsageError, match="must end in a linear classifier to give features; Sequential does not"):
         FeatureReader(network, CPU)
-
-
-@pytest.mark.slow
-def test_exports_are_refused(tmp_path: Path, colours: Path) -> None:
-    pytest.importorskip("onnxruntime")
-    weft.export(weft.create_model("cvt_nano_32", num_classes=3).eval(), tmp_path / "export", format="onnx", quiet=True)
-    for call in (lambda: embed(tmp_path / "export", colours, quiet=True),):
-        with pytest.raises(UsageError, match=r"an export gives class scores only\. Pass the run directory"):
-            call()
+    with pytest.raises(UsageError, match=r"an export gives class scores only\. Pass the run directory"):
+        embed(EXPORT, colours, quiet=True)
 
 
 def test_similar_images_are_ranked_by_cosine(model: Path, colours: Path, capsys) -> None:
@@ -174,33 +175,22 @@ def test_similar_images_are_ranked_by_cosine(model: Path, colours: Path, capsys)
     np.testing.assert_allclose([row["similarity"] for row in rows], np.sort(cosine)[::-1][1:6], atol=1e-6)
 
 
-def test_a_copy_of_the_query_is_the_most_similar(model: Path, colours: Path, tmp_path: Path) -> None:
+def test_a_copy_of_the_query_is_the_most_similar_and_is_found_once(model, colours: Path, tmp_path: Path) -> None:
     query = colours / "green" / "03.png"
     (tmp_path / "copy.png").write_bytes(query.read_bytes())
-    [first, *_], _ = similar(model, query, [colours, tmp_path], quiet=True)
-    assert first.image == str(tmp_path / "copy.png")
-    assert first.similarity == pytest.approx(1)
-
-
-def test_an_image_of_two_folders_is_found_once(model: Path, colours: Path) -> None:
-    query = next(colours.rglob("*.png"))
-    found, _ = similar(model, query, [colours, colours], top_k=100, quiet=True)
-    assert len(found) == len({row.image for row in found}) == len(list(colours.rglob("*.png"))) - 1
-
-
-def of_colours(model: Path, folder: Path) -> Path:
-    """A model directory of the same network, with the classes of the images."""
-    torch.manual_seed(0)
-    network = enliven(weft.create_model(model.name, num_classes=len(COLOURS)))
-    save_model_dir(network, folder, label_names=list(COLOURS))
-    return folder
+    found, _ = similar(model, query, [colours, tmp_path, colours], top_k=100, quiet=True)
+    assert found[0].image == str(tmp_path / "copy.png")
+    assert found[0].similarity == pytest.approx(1)
+    assert len(found) == len({row.image for row in found}) == len(list(colours.rglob("*.png")))
 
 
 @pytest.mark.figures
-def test_the_report_has_a_map_of_the_features(model: Path, tmp_path: Path) -> None:
+def test_the_report_has_a_map_of_the_features_of_enough_images(colour_model, colours: Path, tmp_path: Path) -> None:
     data = paint(tmp_path / "data", per_class=20)
-    result = evaluate(of_colours(model, tmp_path / "model"), data, out=tmp_path / "out", quiet=True)
+    result = evaluate(colour_model, data, out=tmp_path / "out", quiet=True)
     assert result.count >= maps.FEWEST
+    evaluate(colour_model, colours, split="val", out=tmp_path / "few", quiet=True)
+    assert "Map of the features" not in (tmp_path / "few" / "report.html").read_text()
     page = (tmp_path / "out" / "report.html").read_text()
     assert re.search(r'<img alt="Features of \d+ images in two dimensions \(t-SNE\): [^"]+" src="data:image/svg', page)
 
@@ -224,9 +214,3 @@ def test_names_and_rings_of_misclassified_images(tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.asarray(rings), points[~right])
     assert [text.get_text() for text in figure.axes[0].texts] == [names[1]]
     write_page(tmp_path, "t", Lead(["c"]), [], [Section("map", figures=[(figure, "c")])])
-
-
-def test_few_images_have_no_map(model: Path, colours: Path, tmp_path: Path) -> None:
-    model = of_colours(model, tmp_path / "model")
-    evaluate(model, colours, split="val", out=tmp_path / "out", quiet=True)
-    assert "Map of the features" not in (tmp_path / "out" / "report.html").read_text()

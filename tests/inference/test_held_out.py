@@ -57,18 +57,15 @@ def test_the_data_of_the_run(run: RunResult, monkeypatch: pytest.MonkeyPatch) ->
     assert evaluate("best", "../data", quiet=True).count == run.count
 
 
-def test_a_copy_of_the_data(run: RunResult, tmp_path: Path) -> None:
-    result = evaluate(run.out, shutil.copytree(data_of(run), tmp_path / "elsewhere"), quiet=True)
-    assert (result.count, result.top1) == (run.count, run.top1)
-
-
-def test_renamed_images(run: RunResult, tmp_path: Path, capsys: Capture) -> None:
+def test_a_copy_of_the_data_with_other_names(run: RunResult, tmp_path: Path, capsys: Capture) -> None:
     for path in data_of(run).rglob("*.png"):
-        (tmp_path / "data" / path.parent.name).mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, tmp_path / "data" / path.parent.name / f"renamed {path.name}")
-    result = evaluate(run.out, tmp_path / "data")
-    assert (result.count, result.top1) == (run.count, pytest.approx(run.top1))
-    assert "Evaluating the held-out images: 4 images." in capsys.readouterr().err
+        for folder, name in (("copied", path.name), ("renamed", f"renamed {path.name}")):
+            (tmp_path / folder / path.parent.name).mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, tmp_path / folder / path.parent.name / name)
+    for folder in ("copied", "renamed"):
+        result = evaluate(run.out, tmp_path / folder)
+        assert (result.count, result.top1) == (run.count, pytest.approx(run.top1))
+        assert "Evaluating the held-out images: 4 images." in capsys.readouterr().err
 
 
 def test_added_images_are_evaluated_too(run: RunResult, tmp_path: Path, capsys: Capture) -> None:
@@ -111,20 +108,21 @@ def test_training_images_among_those_that_are_asked_for(run: RunResult, tmp_path
     assert "too high" not in capsys.readouterr().err
 
 
-def test_a_model_without_its_run_says_so(run: RunResult, tmp_path: Path, capsys: Capture) -> None:
+def test_a_model_without_its_run_says_so_unless_a_split_is_asked_for(
+    run: RunResult, tmp_path: Path, capsys: Capture
+) -> None:
     model, names = load_model_dir(run.out / "best")
-    evaluate(save_model_dir(model, tmp_path / "model", label_names=names), data_of(run))
+    alone = save_model_dir(model, tmp_path / "model", label_names=names)
+    shutil.copytree(run.out, tmp_path / "run")
+    within = save_model_dir(model, tmp_path / "run" / "best" / "copy", label_names=names)
+    evaluate(alone, data_of(run))
     assert "which images it was trained on is not known" in capsys.readouterr().err
-    evaluate(save_model_dir(model, run.out / "best" / "copy", label_names=names), data_of(run))
+    evaluate(alone, data_of(run), split="val")
+    assert "not known" not in capsys.readouterr().err
+    evaluate(within, data_of(run))
     err = capsys.readouterr().err
     assert "not known" not in err
     assert "Evaluating the held-out images: 4 images." in err
-
-
-def test_the_split_that_it_advises_has_no_note(run: RunResult, tmp_path: Path, capsys: Capture) -> None:
-    model, names = load_model_dir(run.out / "best")
-    evaluate(save_model_dir(model, tmp_path / "model", label_names=names), data_of(run), split="val")
-    assert "not known" not in capsys.readouterr().err
 
 
 def test_a_name_is_no_file_of_the_run_that_it_is_typed_in(run: RunResult, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,9 +172,7 @@ def test_training_and_evaluation_split_by_the_seed_of_the_data(tmp_path: Path) -
         assert held_out(seed=seed, data__seed=3) == (expected[3], expected[3])
 
 
-def test_the_test_split_is_read_only_when_it_is_asked_for(
-    run: RunResult, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_test_split_is_read_only_when_it_is_asked_for(run: RunResult, tmp_path: Path, capsys: Capture) -> None:
     """Its labels are all wrong here: no measure of the validation set sees them."""
     for seed, (side, count) in enumerate((("Train", 6), ("Val", 3), ("Test", 2)), start=10):
         paint(tmp_path / "data" / side, count, seed)

@@ -69,30 +69,26 @@ def test_a_directory_has_a_copy_of_every_image_below_its_class(model: Path, phot
 
 def test_only_directories_of_copies_are_replaced(model: Path, photos: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
+
+    def assert_refused(message: str, images: Path = photos, out: Path = out, *, force: bool = True) -> None:
+        with pytest.raises(UsageError, match=message):
+            predict(model, images, out=out, force=force, quiet=True)
+
     predict(model, photos / "y", out=out, quiet=True)
-    with pytest.raises(UsageError, match="must be new or empty"):
-        predict(model, photos, out=out, quiet=True)
+    assert_refused("must be new or empty", force=False)
     predict(model, photos, out=out, force=True, quiet=True)
     assert len(contents(out)) == 4
-    (out / "mine.txt").write_text("mine")
-    with pytest.raises(UsageError, match=r"also holds 'mine\.txt'"):
-        predict(model, photos, out=out, force=True, quiet=True)
-    (out / "mine.txt").unlink()
     copy = next(out.rglob("*.jpg"))
-    mine = copy.with_name("mine.jpg")
-    mine.write_text("mine")
-    with pytest.raises(UsageError, match=rf"also holds '{mine.relative_to(out).as_posix()}'"):
-        predict(model, photos, out=out, force=True, quiet=True)
-    assert mine.read_text() == "mine"
-    copy.unlink()
-    mine.unlink()  # a copy that is gone is no obstacle
+    for mine in (out / "mine.txt", copy.with_name("mine.jpg")):
+        mine.write_text("mine")
+        assert_refused(rf"also holds '{mine.relative_to(out).as_posix()}'")
+        assert mine.read_text() == "mine"
+        mine.unlink()
+    copy.unlink()  # a copy that is gone is no obstacle
     predict(model, photos, out=out, force=True, quiet=True)
-    with pytest.raises(UsageError, match="must be outside the output directory"):
-        predict(model, next(out.rglob("*.png")), out=out, force=True, quiet=True)
-    with pytest.raises(UsageError, match="also holds 'x'"):  # the images of a user, also with the same classes
-        predict(model, tmp_path / "none.png", out=photos, force=True, quiet=True)
-    with pytest.raises(UsageError, match="must be outside the data folder"):
-        predict(model, photos, out=photos / "out", quiet=True)
+    assert_refused("must be outside the output directory", next(out.rglob("*.png")))
+    assert_refused("also holds 'x'", tmp_path / "none.png", photos)  # images of a user, also with the same classes
+    assert_refused("must be outside the data folder", out=photos / "out", force=False)
 
 
 def test_unknown_and_rejected_images_have_columns_and_folders_of_their_own(photos: Path, tmp_path: Path) -> None:

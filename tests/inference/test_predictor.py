@@ -10,21 +10,18 @@ import torch
 from PIL import Image
 
 import weft
-from tests.helpers import outputs_of
+from tests.helpers import NANO, outputs_of
+from tests.models.tiny import built
 from weft.checkpoints import save_model_dir
 from weft.cli import main
 from weft.data import eval_transform, open_image
 from weft.data.formats import MAX_PIXELS
 from weft.inference import Predictor, evaluate, predict
-from weft.inference.arguments import InferenceOptions
-from weft.inference.inputs import open_labelled, select_split
 from weft.inference.measurement import measure
 from weft.inference.predictor import NonFiniteError
-from weft.inference.probabilities import ranked
 from weft.inference.torch_model import TorchModel
 from weft.serve.settings import Settings
 
-MODELS = ("ceit_nano_32", "cvt_nano_32", "levit_nano_32")
 CLASSES = [f"class{number}" for number in range(7)]
 TOLERANCE = 1e-5  # of the largest logit: rounding of float32, measured 3e-7 at most
 
@@ -41,11 +38,11 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=NANO)
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model directory with statistics as of a trained network."""
     torch.manual_seed(0)
-    model = weft.create_model(request.param, num_classes=len(CLASSES)).train()
+    model = built(request.param, num_classes=len(CLASSES)).train()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
@@ -64,28 +61,6 @@ def test_preparation_equals_the_transform_of_evaluation(run: Path, photos: Path)
     from_bytes = predictor.tensor([predictor.prepare(path.read_bytes()) for path in files(photos)])
     assert torch.equal(from_bytes, expected)
     assert torch.equal(predictor.tensor([predictor.prepare(path) for path in files(photos)]), expected)
-
-
-@pytest.mark.parametrize("batch_size", [1, 4, 14])
-def test_predict_has_the_bits_of_the_predictor(run: Path, photos: Path, batch_size: int) -> None:
-    predictor = Predictor.load(run)
-    prepared = [predictor.prepare(path) for path in files(photos)]
-    expected = []
-    for start in range(0, len(prepared), batch_size):
-        expected += predictor.predict(prepared[start : start + batch_size])
-    rows = predict(run, files(photos), top_k=len(CLASSES), batch_size=batch_size)
-    assert [row.top for row in rows] == [item.top(CLASSES, len(CLASSES)) for item in expected]
-
-
-@pytest.mark.parametrize("tta", [False, True])
-def test_evaluate_has_the_bits_of_the_unfolded_predictor(run: Path, photos: Path, tta: bool) -> None:
-    result = evaluate(run, photos, split="all", batch_size=14, tta=tta, quiet=True)
-    predictor = Predictor.load(run, fold=False, mirror=tta)
-    splits = open_labelled(photos, CLASSES, len(CLASSES), InferenceOptions(), None)
-    source = select_split(splits, "all", photos, None, None).source
-    rows = predictor.predict([predictor.prepare(photos / key) for key in source.keys])
-    assert result.predicted.tolist() == [int(ranked(row.probabilities)[0]) for row in rows]
-    assert result.confidence.tolist() == [float(row.probabilities.max()) for row in rows]
 
 
 def test_folding_and_batch_size_change_rounding_only(run: Path, photos: Path) -> None:
@@ -149,5 +124,5 @@ def test_outputs_must_be_finite(bad: float, photos: Path, tmp_path: Path, capsys
 
 def test_all_verbs_have_one_pixel_limit() -> None:
     assert Settings(run="").max_pixels == MAX_PIXELS
-    assert (open_image.__kwdefaults__ or {})["max_pixels"] == MAX_PIXELS
-    assert (Predictor.__init__.__kwdefaults__ or {})["max_pixels"] == MAX_PIXELS
+    for function in (open_image, Predictor.__init__):
+        assert (function.__kwdefaults__ or {})["max_pixels"] == MAX_PIXELS

@@ -44,7 +44,7 @@ def test_a_run_has_data_recipe_accuracy_files_and_exports(tmp_path: Path) -> Non
     assert weft.info(run).exports == []
 
 
-def test_model_directories_exports_and_public_models() -> None:
+def test_exports_and_public_models_also_without_torch() -> None:
     export = weft.info(RECORDED / "onnx-fp32")
     assert (export.kind, export.data, len(export.exports)) == ("export", None, 1)
     model = weft.info("levit_256")
@@ -52,9 +52,6 @@ def test_model_directories_exports_and_public_models() -> None:
     assert "81.6 %" in str(model)
     with pytest.raises(CheckpointError, match="does not exist"):
         weft.info("./nowhere")
-
-
-def test_it_needs_no_torch() -> None:
     code = f"""
 import sys, weft
 for name in ("torch", "timm", "torchvision"):

@@ -22,32 +22,28 @@ from packaging.requirements import Requirement
 from PIL import Image
 from torchvision import transforms
 
-import weft
 from tests.data.zoo import GOOD, settle
+from tests.models.tiny import lively
 from weft.checkpoints import save_model_dir
 from weft.checkpoints.unknown import Threshold, UnknownDetector, unit_length
 from weft.cli import doctor
 from weft.data import open_image
 from weft.data.preprocessing import eval_transform
 from weft.deploy import export
-from weft.inference import Predictor, predict
+from weft.inference import predict
 from weft.inference.probabilities import ranked, softmax
 
 ROOT = Path(__file__).parents[2]
 CLASSES = ["cat", "dog", "owl"]
 LACKS = ("torch", "torchvision", "timm", "huggingface_hub", "sklearn", "scipy", "matplotlib")
 BLOCKED = f"""
-import sys
+import contextlib, importlib.metadata, io, json, sys
 
 class Blocker:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in {LACKS!r}:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 
-sys.meta_path.insert(0, Blocker())
-"""
-NO_TORCH = """
-import importlib.metadata
 find = importlib.metadata.version
 
 def version(name):
@@ -55,9 +51,10 @@ def version(name):
         raise importlib.metadata.PackageNotFoundError(name)
     return find(name)
 
+sys.meta_path.insert(0, Blocker())
 importlib.metadata.version = version
+from weft.cli import main
 """
-MAIN = "from weft.cli import main; sys.exit(main(sys.argv[1:]))"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 RUNTIME = [
     Requirement(line)
@@ -69,12 +66,8 @@ RUNTIME = [
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model directory with class names and a detector of unknown images, its ONNX export, and images."""
-    torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("deployed")
-    model = weft.create_model("levit_nano_32", num_classes=len(CLASSES)).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.05 * torch.randn_like(parameter))
+    model = lively("levit_nano_32", num_classes=len(CLASSES))
     features = np.random.default_rng(1).normal(size=(9, model.num_features)).astype(np.float32)
     model.unknown = UnknownDetector(features[0], unit_length(features), None, Threshold(-1.0, 9, 1))
     save_model_dir(model, folder / "model", label_names=CLASSES)
@@ -87,11 +80,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(folder: Path, *arguments: str, code: str = BLOCKED + MAIN, python: str = sys.executable) -> Any:
-    """Run weft in a new process; return the process."""
+def printed(folder: Path, code: str) -> Any:
+    """Run code in a new process, and return what its last line prints as JSON."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [python, "-c", code, *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def expected(folder: Path) -> list[dict[str, Any]]:
@@ -99,23 +93,56 @@ def expected(folder: Path) -> list[dict[str, Any]]:
     return [row.as_dict() for row in predict(folder / "onnx", folder / "images", quiet=True)]
 
 
-def test_predictions_are_the_same_without_torch(folder: Path) -> None:
-    done = run(folder, "predict", str(folder / "onnx"), str(folder / "images"), "--json", "--threads", "1")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == expected(folder)
+NEED_TORCH = ("predict ./model images", "train digits", "explain ./onnx images --out new")
+
+
+def test_exports_predict_the_same_without_torch_and_the_rest_says_what_it_needs(folder: Path) -> None:
+    metadata = "Name: weft_vision\nVersion: 0.1.0\nRequires-Dist: no-such-package\n"
+    (folder / "other" / "weft_vision-0.1.0.dist-info").mkdir(parents=True)
+    (folder / "other" / "weft_vision-0.1.0.dist-info" / "METADATA").write_text(metadata)
+    prediction = f"predict ./onnx {folder / 'images'} --json --threads 1"
+    need_none = ("--help", "serve --help", "doctor --json", prediction)
+    code = f"""
+results = {{}}
+for line in {(*need_none, *NEED_TORCH, "doctor")!r}:
+    if line == "doctor":
+        sys.path.insert(0, "other")
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        code = main(line.split())
+    results[line] = code, out.getvalue(), err.getvalue()
+print(json.dumps(results))
+"""
+    results = printed(folder, BLOCKED + code)
+    for line in need_none:
+        assert results[line][0] == 0, results[line]
+    assert json.loads(results[prediction][1]) == expected(folder)
     assert {row["unknown"] for row in expected(folder)} <= {True, False}
+    found = json.loads(results["doctor --json"][1])
+    assert "torch_cpu_kernels" not in found["machine"]
+    assert {row["package"]: row["installed"] for row in found["packages"]}["torch"] == "-"
+    for line in NEED_TORCH:
+        code, _, err = results[line]
+        assert (code, err.count("\n")) == (2, 1)
+        assert "not installed. Run: pip install" in err
+    code, out, _ = results["doctor"]  # where a package is missing that exports need
+    assert code == 1
+    assert re.search(r"^no-such-package .* missing", out, re.MULTILINE)
 
 
 def test_predicting_with_an_export_never_imports_torch(folder: Path) -> None:
-    code = "import sys\nfrom weft.cli import main\nmain(sys.argv[1:])\nprint(*sys.modules)"
-    done = run(folder, "predict", "./onnx", "images", "--csv", code=code)
-    assert done.returncode == 0, done.stderr
-    assert not {"torch", "torchvision", "timm", "sklearn"} & set(done.stdout.split())
+    code = """
+import json, sys
+from weft.cli import main
+assert main("predict ./onnx images --csv --quiet".split()) == 0
+print(json.dumps(list(sys.modules)))
+"""
+    assert not {"torch", "torchvision", "timm", "sklearn"} & set(printed(folder, code))
 
 
-def serve_and_predict(folder: Path, command: list[str]) -> Any:
+def serve_and_predict(folder: Path, code: str) -> Any:
     """Start a service, send one image, stop the service, and return the response and the description of the model."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    command = [sys.executable, "-c", code]
     with subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         try:
@@ -133,27 +160,9 @@ def serve_and_predict(folder: Path, command: list[str]) -> Any:
 
 def test_a_service_is_the_same_without_torch(folder: Path) -> None:
     arguments = ["serve", "./onnx", "--port", "0", "--threads", "1", "--decoders", "1", "--drain", "0"]
-    answer, model = serve_and_predict(folder, [sys.executable, "-c", BLOCKED + MAIN, *arguments])
+    answer, model = serve_and_predict(folder, BLOCKED + f"sys.exit(main({arguments!r}))")
     assert answer["answers"][0]["top"] == expected(folder)[0]["top"]
     assert (model["runtime"], model["architecture"], model["overlay"]) == ("onnx", "LeViT", False)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [("predict", "./model", "images"), ("train", "digits"), ("explain", "./onnx", "images", "--out", "new")],
-)
-def test_what_needs_torch_says_so(folder: Path, arguments: tuple[str, ...]) -> None:
-    done = run(folder, *arguments)
-    assert done.returncode == 2
-    assert "not installed. Run: pip install" in done.stderr
-    assert done.stderr.count("\n") == 1
-
-
-def test_help_and_doctor_need_no_torch(folder: Path) -> None:
-    for arguments in (("--help",), ("serve", "--help"), ("doctor", "--json")):
-        done = run(folder, *arguments)
-        assert done.returncode == 0, done.stderr
-    assert "torch_cpu_kernels" not in json.loads(done.stdout)["machine"]
 
 
 def test_pixels_have_the_bits_of_torchvision(tmp_path: Path) -> None:
@@ -179,17 +188,6 @@ def test_probabilities() -> None:
     assert ranked(np.array([0.1, 0.4, 0.1, 0.4])).tolist() == [1, 3, 0, 2]
 
 
-def test_probabilities_of_an_export_are_those_of_its_logits(folder: Path) -> None:
-    predictor = Predictor.load(folder / "onnx", quiet=True)
-    images = [predictor.prepare(path) for path in sorted((folder / "images").iterdir())]
-    array = predictor.array(images)
-    logits = predictor.model.run(array).logits
-    assert np.array_equal(np.stack([row.probabilities for row in predictor.predict(images)]), softmax(logits))
-    mirrored = Predictor.load(folder / "onnx", mirror=True, quiet=True)
-    logits = (logits + predictor.model.run(array[..., ::-1]).logits) / 2
-    assert np.array_equal(np.stack([row.probabilities for row in mirrored.predict(images)]), softmax(logits))
-
-
 def test_the_requirements_without_torch_are_a_part_of_all() -> None:
     """Each has the same versions, and what the core has in addition is what `doctor` expects to be absent."""
     core = {need.name: need for need in map(Requirement, PROJECT["dependencies"])}
@@ -198,16 +196,6 @@ def test_the_requirements_without_torch_are_a_part_of_all() -> None:
     assert runtime.items() <= (core | service).items()
     assert service.keys() <= runtime.keys()
     assert core.keys() - runtime.keys() == doctor.WITH_TORCH
-
-
-def test_doctor_fails_if_a_package_is_missing_that_exports_need(tmp_path: Path) -> None:
-    (tmp_path / "weft_vision-0.1.0.dist-info").mkdir()
-    for package, code in (("torch", 0), ("no-such-package", 1)):
-        metadata = f"Name: weft_vision\nVersion: 0.1.0\nRequires-Dist: {package}\n"
-        (tmp_path / "weft_vision-0.1.0.dist-info" / "METADATA").write_text(metadata)
-        done = run(tmp_path, "doctor", code=f"{BLOCKED}sys.path.insert(0, {str(tmp_path)!r})\n{NO_TORCH}{MAIN}")
-        assert done.returncode == code, done.stdout
-        assert re.search(rf"^{package} .* {'absent' if code == 0 else 'missing'}", done.stdout, re.MULTILINE)
 
 
 def _closure(names: list[str]) -> set[str]:

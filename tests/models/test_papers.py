@@ -1,4 +1,7 @@
-"""The papers' tables: every network is built and counted again, and every contradiction has its note."""
+"""The papers' tables: every network is counted again, and every contradiction has its note.
+
+Weft's own networks are counted in tests/bench/test_cost.py; the commands are in tests/cli/test_papers.py.
+"""
 
 import json
 
@@ -7,11 +10,11 @@ import timm
 import torch
 import transformers
 from benchmarks.common.peers import Logits
-from torch import nn
 
 from weft.bench.cost import cost
 from weft.cli import main
 from weft.models.building import create_model
+from weft.models.families import VARIANTS
 from weft.models.papers import TABLES, printed_rows
 
 PVT_DEPTHS = {  # the rest is transformers' default
@@ -20,10 +23,14 @@ PVT_DEPTHS = {  # the rest is transformers' default
     "pvt_medium": [3, 4, 18, 3],
     "pvt_large": [3, 8, 27, 3],
 }
-NETWORKS = sorted({(row.builds, row.size) for table in TABLES for row in printed_rows(table) if row.builds})
+ROWS = [row for table in TABLES for row in printed_rows(table)]
+NETWORKS = sorted(
+    {(row.builds, row.size) for row in ROWS if row.builds}
+    - {(name, variant.size) for name, variant in VARIANTS.items()}
+)
 
 
-def network_of(builds: str) -> nn.Module:
+def network_of(builds):
     """Build the network of a row, from the library that has it."""
     if builds in PVT_DEPTHS:
         config = transformers.PvtConfig(depths=PVT_DEPTHS[builds], num_labels=1000)
@@ -38,19 +45,16 @@ def network_of(builds: str) -> nn.Module:
 def test_every_network_is_counted_again(builds, size):
     with torch.device("meta"):
         counted = cost(network_of(builds), size)
-    for table in TABLES:
-        for row in printed_rows(table):
-            if (row.builds, row.size) == (builds, size):
-                assert (row.params, row.macs) == counted
+    for row in ROWS:
+        if (row.builds, row.size) == (builds, size):
+            assert (row.params, row.macs) == counted
 
 
 def test_rows_that_nobody_has_say_why():
     missing = [row for row in printed_rows() if not row.builds]
     models = {row.model for row in missing if not row.model.startswith("T2T-ViT")}
     assert models == {"CvT-13-NAS", "BoT-S1-50", "VT-R34", "VT-R50", "VT-R101"}
-    for row in missing:
-        assert row.note
-        assert row.params is None
+    assert all(row.note and row.params is None for row in missing)
 
 
 def test_contradictions_have_notes():
@@ -72,7 +76,7 @@ def test_contradictions_have_notes():
     assert found > 20
 
 
-def test_counts_near_print_or_a_note():
+def test_counts_are_near_the_printed_ones_or_have_a_note():
     for row in printed_rows():
         if row.params_m and row.params:
             assert abs(row.params / 1e6 / row.params_m - 1) < 0.03 or row.note, row
@@ -80,7 +84,7 @@ def test_counts_near_print_or_a_note():
             assert abs(row.macs / 1e9 / row.macs_g - 1) < 0.05 or row.note or row.macs_g < 1, row
 
 
-def test_the_command(capsys):
+def test_a_row_is_printed_with_its_counts_and_its_note(capsys):
     assert main(["models", "LeViT", "--papers"]) == 0
     out = capsys.readouterr().out
     row = next(line for line in out.splitlines() if "LeViT-128S" in line)
@@ -89,8 +93,5 @@ def test_the_command(capsys):
     assert main(["models", "cvt-13*", "--papers", "--json"]) == 0
     found = [row for row in json.loads(capsys.readouterr().out) if row["elsewhere"]]
     assert [row["elsewhere"]["CIFAR-10"] for row in found] == [98.83]
-
-
-def test_nothing_found(capsys):
     assert main(["models", "levitt", "--papers"]) == 2
     assert "Unknown paper or model 'levitt'. Nearest: CeiT, DeiT, LeViT." in capsys.readouterr().err

@@ -23,6 +23,7 @@ NETWORKS = json.loads((FOLDER / "official_state_dicts.json").read_text())
 GOLDEN = dict(np.load(FOLDER / "golden.npz"))
 GOLDEN_MORE = dict(np.load(FOLDER / "golden_more.npz"))
 RECORDED = sorted({key.split("/")[0] for key in GOLDEN})
+ONE_PER_FAMILY = ("CeiT-pytorch", "LeViT_128S", "LeViT_c_128S", "cvt-13-224x224", "ceit_tiny_patch16_224")
 
 
 def our_name(theirs: str) -> str:
@@ -140,6 +141,7 @@ def test_logits_of_large_networks(record):
     torch.testing.assert_close(logits, expected, rtol=1e-9, atol=1e-9 * expected.abs().max().item())
 
 
+@pytest.mark.slow_except(*ONE_PER_FAMILY)
 @pytest.mark.parametrize("theirs", RECORDED)
 def test_logits_in_float32(theirs):
     record = torch.from_numpy(GOLDEN[f"{theirs}/logits"])
@@ -149,9 +151,8 @@ def test_logits_in_float32(theirs):
     assert torch.equal(ours.argmax(dim=1), record.argmax(dim=1))
 
 
-@pytest.mark.parametrize(
-    "theirs", [pytest.param(theirs, marks=[pytest.mark.slow] * ("w24" in theirs)) for theirs in NETWORKS]
-)
+@pytest.mark.slow_except(*ONE_PER_FAMILY)
+@pytest.mark.parametrize("theirs", NETWORKS)
 def test_every_released_state_dict_is_read_whole(theirs):
     state = released_state(theirs)
     with torch.device("cpu"):
@@ -165,6 +166,7 @@ def test_every_released_state_dict_is_read_whole(theirs):
     torch.testing.assert_close(ours, sums, rtol=1e-9, atol=1e-6)  # every number arrived
 
 
+@pytest.mark.slow_except(*ONE_PER_FAMILY)
 @pytest.mark.parametrize("theirs", [name for name in NETWORKS if name != "CeiT-pytorch"])
 def test_the_same_parameters_go_without_decay(theirs):
     model = weft.create_model(our_name(theirs), device="meta")

@@ -129,6 +129,17 @@ def test_tensors_that_share_numbers_share_them_still(tmp_path, legacy):
 
 
 @pytest.mark.parametrize("protocol", range(2, 6))
+def test_a_count_of_values_that_is_not_the_pickles_is_refused(tmp_path):
+    path = tmp_path / "x.pth"
+    torch.save({"a": torch.arange(6.0)}, path, _use_new_zipfile_serialization=False)
+    data = bytearray(path.read_bytes())
+    assert data[-32] == 6
+    data[-32] = 5
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match="a storage must have 6 values, and has 5"):
+        read_state_dict(path)
+
+
 @pytest.mark.parametrize("legacy", [False, True])
 def test_every_dtype_and_protocol(tmp_path, legacy, protocol):
     names = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")

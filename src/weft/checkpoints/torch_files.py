@@ -127,7 +127,10 @@ def _legacy_content(file: BinaryIO, foreign: set[str]) -> Any:
     position = file.tell()
     for key in keys:
         storage = unpickler.storages[key]
-        storage.open = partial(_at, file, position + 8)  # after the number of values
+        count = int.from_bytes(_at(file, position).read(8), "little")
+        if count != storage.numel:
+            raise MalformedPickle(f"a storage must have {storage.numel:,} values, and has {count:,}")
+        storage.open = partial(_at, file, position + 8)
         position += 8 + storage.num_bytes
     if position > file.seek(0, io.SEEK_END):
         raise MalformedPickle(INCOMPLETE)

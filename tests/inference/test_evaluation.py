@@ -35,11 +35,8 @@ def test_the_run_is_measured_again_as_it_was(trained: RunResult, photos: Path) -
     assert (result.count, result.top1) == (trained.count, trained.top1) == (9, 100)
     assert result.loss == pytest.approx(trained.loss, rel=1e-5)
     assert result.classes == list(COLOURS)
-
-
-@pytest.mark.parametrize(("split", "count"), [("val", 9), ("train", 36), ("all", 45), ("auto", 9)])
-def test_splits(split: str, count: int, trained: RunResult, photos: Path) -> None:
-    assert evaluate(trained.out / "last", photos, split=split, quiet=True).count == count
+    for split, count in (("val", 9), ("train", 36), ("all", 45)):
+        assert evaluate(trained.out / "last", photos, split=split, quiet=True).count == count
 
 
 def test_one_picture_per_class_is_enough(trained: RunResult, tmp_path: Path) -> None:
@@ -81,8 +78,6 @@ def test_a_picture_and_its_mirror_image_are_one_to_tta(trained: RunResult, tmp_p
         there, here = (predict(trained.out, folder, tta=tta) for folder in (turned, photos))
         shares = [[dict(answer.top)["red"] for answer in answers] for answers in (there, here)]
         assert (shares[0] == pytest.approx(shares[1], abs=1e-5)) is tta  # float32
-        losses = [evaluate(trained.out, folder, tta=tta, quiet=True).loss for folder in (turned, photos)]
-        assert (losses[0] == pytest.approx(losses[1], abs=1e-6)) is tta
 
 
 def test_what_evaluate_writes(trained: RunResult, photos: Path, tmp_path: Path) -> None:

@@ -94,7 +94,8 @@ def test_a_report_is_one_file_without_markup_of_others(tmp_path: Path) -> None:
     assert page.count("data:image/svg+xml;base64,") == 3  # curves, loss, reliability; the confusion matrix is a table
     assert not re.search(r"(src|href)=\"(?!data:)", page), "the page needs another file"
     assert "<b>" not in page
-    for part in ('<h1 dir="auto">A &amp; B</h1>', 'alt="Accuracy by epoch"', "a|b/&lt;img&gt;.png"):
+    texts = ('<h1 dir="auto">A &amp; B</h1>', 'alt="Accuracy by epoch"', "a|b/&lt;img&gt;.png")
+    for part in (*texts, '<meta name="viewport" content="width=device-width', "@media (prefers-color-scheme: dark)"):
         assert part in page
 
 

@@ -15,7 +15,7 @@ from sklearn.preprocessing import StandardScaler
 
 from tests.train import tiny
 from weft.data import open_data
-from weft.errors import StoppedError, UsageError
+from weft.errors import StoppedError
 from weft.inference.features import classifiers, read_features
 from weft.inference.measurement import evaluation_batches
 from weft.machine.runtime import Runtime
@@ -181,8 +181,3 @@ def test_the_best_model_may_be_the_one_before_training_also_of_a_resumed_run(pho
     assert (result.top1, result.best_epoch) == (whole.top1, 0)
     for file in ("best/model.safetensors", "last/model.safetensors"):
         assert (result.out / file).read_bytes() == (whole.out / file).read_bytes()
-
-
-def test_no_epochs_need_a_probe(photos: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"epochs must be at least 1, or 0 with --set head_init=probe; got 0\."):
-        train(photos, "ceit_nano_32", epochs=0, out=tmp_path / "run", quiet=True)

@@ -19,8 +19,6 @@ from weft.checkpoints import save_model_dir
 from weft.checkpoints.hub import create_model
 from weft.inference.error_gallery import ExplainedError
 from weft.inference.report import write_report
-from weft.recipes import dump, load_recipe
-from weft.recipes.load import overrides_of
 from weft.report.intervals import Estimate
 from weft.runs.directory import EpochRow, write_metrics
 from weft.runs.hub import model_card
@@ -184,8 +182,8 @@ def test_model_cards(tmp_path: Path) -> None:
     write_metrics(tmp_path / "metrics.csv", [EpochRow(1, *[1.0] * 10)])
     for name in (name for name in NAMES if "/" not in name and "\0" not in name):
         source = f"elsewhere/{name}"
-        recipe = load_recipe(overrides=overrides_of(source, {}, {"start_from": source}))
-        (tmp_path / "recipe.yaml").write_text(dump(recipe))
+        settings = {"start_from": source, "data": {"source": source}}
+        (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(settings))
         _, head, body = model_card(tmp_path, "me/model").split("---\n", 2)
         assert yaml.safe_load(head)["model-index"][0]["results"][0]["dataset"]["type"] == printable(name)
         page = read_markdown(body)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.evaluations import evaluation_of
+from weft.inference.calibration import fit_temperature
 from weft.inference.measurement import measure
 from weft.inference.metrics import BINS, MOST_MISTAKES, Evaluation, class_lines, class_scores
 from weft.inference.torch_model import infer
@@ -74,6 +75,10 @@ def test_classes_that_are_never_predicted_are_named() -> None:
     ]
     balanced = torch.arange(7).repeat(3)
     assert class_lines(evaluated(F.one_hot(balanced, 7).float(), balanced)) == []
+
+
+def test_without_images_the_temperature_is_1() -> None:
+    assert fit_temperature(np.empty((0, 3)), np.empty(0, int)) == 1
 
 
 def test_the_batch_size_does_not_matter() -> None:

@@ -251,6 +251,14 @@ def test_a_doubtful_label_is_listed_and_kept() -> None:
     ]
 
 
+def test_labels_that_cannot_be_judged_are_noted() -> None:
+    errors = dataclasses.replace(label_errors([0, 1, 0], [1.0] * 3), is_judged=np.array([True, False, True]))
+    (single, few) = data_review._notes(errors, np.array([0, 1, 0]), ["a", "b"])
+    assert single.startswith("1 label cannot be judged")
+    assert single.endswith("b. Add images.")
+    assert few.endswith("are judged by a few images only: a.")
+
+
 def test_the_headline_counts_copies_with_another_label(reviewed: tuple[Review, Path]) -> None:
     result, _ = reviewed
     copies = [row for row in result.findings if Path(row.path).name != "wrong.png"]

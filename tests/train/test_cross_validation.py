@@ -93,12 +93,12 @@ def test_a_cross_validation_that_stops_in_a_fold_goes_on(
         with pytest.raises(StoppedError, match=rf"resume with: weft train --resume {re.escape(str(out))}$"):
             train(photos, "levit_nano_32", settings=SETTINGS, epochs=1, out=out, quiet=True)
     assert not (out / "folds" / "3").exists()
-    for _ in range(2):  # the second time, nothing is left to do
-        result: Any = train(resume=out, quiet=True)
-        assert result.cross_validation.evaluation.top1 == folds.evaluation.top1
+    result: Any = train(resume=out, quiet=True)
+    assert result.cross_validation.evaluation.top1 == folds.evaluation.top1
     assert tables(out) == tables(whole.out)
 
 
+@pytest.mark.slow
 def test_more_epochs_train_in_every_fold(whole: RunResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if the second fold is stopped within them, and resumed without the number of epochs."""
     out = Path(shutil.copytree(whole.out, tmp_path / "run"))
@@ -112,11 +112,14 @@ def test_more_epochs_train_in_every_fold(whole: RunResult, tmp_path: Path, monke
     assert load_recipe(out / "folds" / "3" / "recipe.yaml").epochs == 2
 
 
-def test_the_command_line_prints_and_reports_it(whole: RunResult, tmp_path: Path, capsys) -> None:
+def test_a_finished_cross_validation_is_printed_and_reported(
+    whole: RunResult, folds: Any, tmp_path: Path, capsys
+) -> None:
     out = Path(shutil.copytree(whole.out, tmp_path / "run"))
     assert main(["train", "--resume", str(out), "--json"]) == 0
     printed = capsys.readouterr()
-    assert json.loads(printed.out)["cross_validation"]["n"] == 27
+    found = json.loads(printed.out)["cross_validation"]
+    assert (found["n"], found["top1"]) == (27, pytest.approx(folds.evaluation.top1))
     assert "Fold 2 of 3." in printed.err
     assert "The 27 held-out images are in 9 groups." in printed.err
     assert main(["train", "--resume", str(out), "--quiet"]) == 0

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from tests.evaluations import evaluation_of
-from tests.train.test_markup import NAMES, TAGS, Reader
+from tests.report.test_markup import NAMES, TAGS, Reader
 from weft.inference.embedding import Embedding
 from weft.inference.explain_files import FileExplanation
 from weft.inference.prediction_files import FilePrediction

@@ -1,28 +1,63 @@
-"""What a run says and keeps where top-1 misleads: rare classes, and classes that are mirror images of each other."""
+"""The measure that chooses the best epoch, and what a run says where top-1 misleads: about rare classes."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
-from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import log_loss
 
 from tests.train.conftest import SHORT
 from weft.cli import main
 from weft.errors import UsageError
 from weft.inference.measurement import measure
 from weft.inference.metrics import Evaluation
-from weft.train import linear_probe, run, train
-from weft.train.linear_probe import Balance, balanced_score
-from weft.train.mirrored_classes import mirrored_pairs, mirrored_text
+from weft.runs.directory import EpochRow, best_of, read_metrics, write_metrics
+from weft.train import run, train
 
-SCRIPT = [(90.0, 50.0, 0.4), (80.0, 70.0, 0.5), (85.0, 60.0, 0.3), (70.0, 55.0, 0.6), (60.0, 50.0, 0.7)]
+NAN = float("nan")
+SCRIPT = [(90.0, 50.0, 0.4), (80.0, 70.0, 0.5), (85.0, 60.0, 0.3), (70.0, 55.0, 0.6)]
+
+
+def epoch(number: int, loss: float, top1: float, balanced: float = NAN) -> EpochRow:
+    return EpochRow(number, 0, 0.0, 0.0, 0.0, loss, top1, 0.0, 0.0, 0.0, 0.0, balanced)
+
+
+@pytest.mark.parametrize(
+    ("measure", "scores", "best"),
+    [
+        ("top1", [(0.9, 50, 50), (0.8, 60, 50), (NAN, NAN, NAN), (0.5, 70, 0), (0.6, 70, 0), (0.5, 70, 0)], 4),
+        ("top1", [(0.9, 50, 50), (0.8, 95, 50), (0.7, 90, 80), (0.6, 94, 70)], 2),
+        ("balanced", [(0.9, 50, 50), (0.8, 95, 50), (0.7, 90, 80), (0.6, 94, 70)], 3),
+        ("loss", [(0.9, 50, 50), (0.8, 95, 50), (0.7, 90, 80), (0.6, 94, 70)], 4),
+        ("top1", [(NAN, NAN, NAN)], None),
+    ],
+)
+def test_the_best_epoch_is_that_of_the_measure(measure: str, scores: Any, best: int | None, tmp_path: Path) -> None:
+    rows = [epoch(number, *values) for number, values in enumerate(scores, 1)]
+    write_metrics(tmp_path / "metrics.csv", rows)
+    for history in (rows, read_metrics(tmp_path / "metrics.csv")):
+        row = best_of(history, measure)
+        assert best == (None if row is None else row.epoch)
+
+
+def test_the_best_epoch_does_not_depend_on_who_asks(tmp_path: Path) -> None:
+    """Epoch by epoch as in training, over the whole history, and from metrics.csv, which rounds."""
+    random = np.random.default_rng(0)
+    for trial in range(20):
+        losses = 0.5 + random.integers(0, 3, 12) * random.choice([1e-9, 1e-2], 12)
+        losses[random.integers(0, 12)] = np.nan  # outputs that overflowed
+        top1 = 50 + random.integers(0, 2, 12) * random.choice([1e-9, 1.0])
+        rows = [epoch(number, *values) for number, values in enumerate(zip(losses.tolist(), top1.tolist()), 1)]  # noqa: B905
+        saved = [row for place, row in enumerate(rows, 1) if best_of(rows[:place]) is row]  # as `best/` is written
+        write_metrics(tmp_path / "metrics.csv", rows)
+        read = best_of(read_metrics(tmp_path / "metrics.csv"))
+        assert saved[-1] is best_of(rows), trial
+        assert read is not None
+        assert saved[-1].epoch == read.epoch, trial
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -35,123 +70,25 @@ class Scripted(Evaluation):
     loss = property(lambda self: self.script[2])
 
 
-def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_measure_chooses_the_best_model_and_ends_the_run(photos: Path, tmp_path: Path, monkeypatch) -> None:
     numbers = iter(SCRIPT)
-
-    def evaluate(*args: Any, **kwargs: Any) -> Evaluation:
-        return Scripted(**vars(measure(*args, **kwargs)), script=next(numbers))
-
-    monkeypatch.setattr(run, "measure", evaluate)
-
-
-@pytest.mark.parametrize(("best", "epoch", "stopped_after"), [("top1", 1, 3), ("balanced", 2, 4), ("loss", 3, 5)])
-def test_the_measure_chooses_the_best_model_and_ends_the_run(
-    best: str, epoch: int, stopped_after: int, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scripted(monkeypatch)
-    settings = {"best": best, "patience": 2}
-    result = train(photos, out=tmp_path / "run", settings=settings, **{**SHORT, "epochs": 5})
-    assert (result.best_epoch, result.epochs) == (epoch, stopped_after)
-    assert result.top1 == SCRIPT[epoch - 1][0]
-
-
-def test_the_measure_does_not_change_on_resume(photos: Path, tmp_path: Path) -> None:
-    train(photos, out=tmp_path / "run", **{**SHORT, "epochs": 1})
-    with pytest.raises(UsageError, match="best"):
-        train(resume=tmp_path / "run", settings={"best": "loss"}, override=True, quiet=True)
-
-
-def test_the_penalty_of_a_probe_is_chosen_by_classes_that_count_the_same() -> None:
-    random = np.random.default_rng(0)
-    labels = np.array([0] * 36 + [1] * 4)
-    rows = random.normal(0, 1, (40, 3)) + labels[:, None]
-    model = LogisticRegression().fit(rows, labels)
-    losses = [log_loss(labels[labels == k], model.predict_proba(rows[labels == k]), labels=[0, 1]) for k in (0, 1)]
-    assert balanced_score(model, rows, labels) == pytest.approx(-(losses[0] + losses[1]) / 2)
-    assert balanced_score(model, rows[:36], labels[:36]) == pytest.approx(-losses[0])  # no image of the other class
-
-
-def test_the_balance_of_a_run_decides_the_score(monkeypatch: pytest.MonkeyPatch) -> None:
-    scored = []
-    monkeypatch.setattr(linear_probe, "balanced_score", lambda model, rows, labels: scored.append(len(rows)) or 0.0)
-    views, labels = np.random.default_rng(0).normal(size=(30, 2, 4)), np.arange(30) % 3
-    linear_probe.fit(views, labels, 3)
-    assert not scored
-    for balance in (Balance(is_weighted=True), Balance(is_chosen_by_class=True)):
-        scored.clear()
-        linear_probe.fit(views, labels, 3, balance=balance)
-        assert set(scored) == {12}  # six images of a fold, and their mirror images
-
-
-def features(mirror: dict[int, int], per_class: int = 20, noise: float = 0.5) -> tuple[np.ndarray, np.ndarray]:
-    """Features of four classes; the mirror images of a class look like those of the class that `mirror` names."""
-    random = np.random.default_rng(0)
-    centres, labels = 3 * random.normal(0, 1, (4, 8)), np.repeat(np.arange(4), per_class)
-    seen = [labels, np.array([mirror.get(label, label) for label in labels.tolist()])]
-    return np.stack([centres[one] + random.normal(0, noise, (len(labels), 8)) for one in seen]), labels
-
-
-def test_classes_that_are_mirror_images_are_found() -> None:
-    pairs = mirrored_pairs(*features({1: 3, 3: 1}))
-    assert [(pair.first, pair.second) for pair in pairs] == [(1, 3)]
-    assert pairs[0].changed > 0.9 * pairs[0].images == 36
-    text = mirrored_text(pairs, ["cup", "left", "pot", "right"])
-    assert "left and right" in text
-    assert "--set augment.hflip=false" in text
-
-
-@pytest.mark.parametrize("mirror", [{}, {1: 3}, {0: 1, 1: 2, 2: 0}], ids=["none", "one-way", "cycle"])
-def test_other_classes_are_not(mirror: dict[int, int]) -> None:
-    assert mirrored_pairs(*features(mirror)) == []
-
-
-def test_chance_is_not_taken_for_mirror_images() -> None:
-    for seed in range(50):
-        random = np.random.default_rng(seed)
-        labels = random.integers(0, 2, 30)
-        assert mirrored_pairs(random.normal(0, 1, (2, 30, 8)), labels) == []
-    assert mirrored_pairs(np.zeros((2, 4, 8)), np.array([0, 1, 0, 1])) == []
-    assert mirrored_text([], []) == ""
-
-
-def draw(folder: Path) -> Path:
-    """Images of a blue square, at the left or at the right."""
-    random = np.random.default_rng(0)
-    for name, left in (("left", 2), ("right", 22)):
-        (folder / name).mkdir(parents=True)
-        for number in range(50):
-            pixels, top = random.integers(90, 160, (32, 32, 3), dtype=np.uint8), int(random.integers(2, 20))
-            pixels[top : top + 9, left : left + 9] = (30, 60, 230)
-            Image.fromarray(pixels).save(folder / name / f"{number:02}.png")
-    return folder
-
-
-def test_a_run_on_mirrored_classes_names_the_setting_that_helps(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    data = draw(tmp_path / "data")
-    probe = ["--model", "levit_nano_32", "--epochs", "0", "--set", "head_init=probe", "--quiet"]
-    assert main(["train", str(data), "--out", str(tmp_path / "one"), *probe]) == 0
-    assert "--set augment.hflip=false" in capsys.readouterr().out
-    report = (tmp_path / "one" / "report" / "report.html").read_text(encoding="utf-8")
-    assert "left and right" in report
-    assert (
-        main(["train", str(data), "--out", str(tmp_path / "two"), *probe, "--set", "augment.hflip=false", "--json"])
-        == 0
+    monkeypatch.setattr(
+        run, "measure", lambda *args, **kwargs: Scripted(**vars(measure(*args, **kwargs)), script=next(numbers))
     )
-    result = json.loads(capsys.readouterr().out)
-    assert result["top1"] == 100
-    assert result["notes"] == []
+    settings = {"best": "balanced", "patience": 2, "model_args.depth": [1, 1, 1]}
+    result = train(photos, out=tmp_path / "run", settings=settings, **{**SHORT, "epochs": 5})
+    assert (result.best_epoch, result.epochs, result.top1) == (2, 4, 80.0)
+    with pytest.raises(UsageError, match="best"):  # it does not change on resume
+        train(resume=result.out, settings={"best": "loss"}, override=True, quiet=True)
 
 
-def test_the_last_lines_of_a_run_on_rare_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_on_rare_classes_says_that_one_is_never_predicted(tmp_path: Path, capsys) -> None:
     random = np.random.default_rng(0)
     for name, number in (("normal", 76), ("rare", 4)):
         (tmp_path / "data" / name).mkdir(parents=True)
         for i in range(number):
-            Image.fromarray(random.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(
-                tmp_path / "data" / name / f"{i}.png"
-            )
+            pixels = random.integers(0, 256, (32, 32, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "data" / name / f"{i}.png")
     out = tmp_path / "run"
     assert main(["train", str(tmp_path / "data"), "--out", str(out), "--model", "levit_nano_32", "--epochs", "2"]) == 0
     printed = capsys.readouterr()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import timm
 import torch
 from torch import Tensor, nn
 
@@ -16,10 +16,11 @@ from weft.checkpoints import load_model_dir
 from weft.errors import CheckpointError, StoppedError, UsageError
 from weft.inference import predict
 from weft.inference.exports import export_run
-from weft.train import evaluate, train
+from weft.train import RunResult, evaluate, train
 from weft.train.own_module import register_module
 
 SETTINGS = {"optim.layer_decay": 0.9, "save.every_steps": 1}
+ARGUMENTS: Any = dict(img_size=24, epochs=2, batch_size=12, settings=SETTINGS, quiet=True)
 
 
 class Own(nn.Module):
@@ -41,16 +42,20 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.paint(tmp_path_factory.mktemp("data") / "noise")
 
 
-def test_a_module_is_a_model(photos: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def trained(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Own, dict[str, Tensor], RunResult]:
+    """A module after the run that trained it, its state before, and the run."""
     torch.manual_seed(0)
     network = Own()
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-    arguments = dict(img_size=24, epochs=2, batch_size=12, settings=SETTINGS, quiet=True)
-    result = train(photos, network, out=tmp_path / "run", **arguments)
+    return network, before, train(photos, network, out=tmp_path_factory.mktemp("runs") / "own", **ARGUMENTS)
+
+
+def test_a_module_is_a_model(trained: tuple[Own, Any, RunResult], photos: Path, tmp_path: Path) -> None:
+    network, before, result = trained
     assert result.model == "Own"
     assert all(torch.equal(before[name], tensor) for name, tensor in network.state_dict().items()), "a copy is trained"
     assert not hasattr(network, "pretrained_cfg")
-
     model, classes = load_model_dir(result.out / "best")
     assert isinstance(model, Own)
     assert classes == ["class0", "class1", "class2"]
@@ -58,18 +63,16 @@ def test_a_module_is_a_model(photos: Path, tmp_path: Path) -> None:
     report = export_run(result.out, tmp_path / "export", data=photos, quiet=True)
     assert report.top1 == pytest.approx(result.top1)
     image = photos / "class0" / "000.png"
-    top = predict(result.out, [image], quiet=True)[0].top
-    assert top[0][1] == pytest.approx(predict(tmp_path / "export", [image], quiet=True)[0].top[0][1], abs=1e-5)
+    one, other = (predict(model, [image], quiet=True)[0].top[0] for model in (result.out, tmp_path / "export"))
+    assert one[1] == pytest.approx(other[1], abs=1e-5)
 
 
 @pytest.mark.parametrize("kind", [Own, FixedSize])
 def test_a_run_resumes_with_the_module(kind: type[nn.Module], photos: Path, tmp_path: Path) -> None:
-    torch.manual_seed(0)
     network = kind()
-    arguments = dict(img_size="24", epochs=2, batch_size=12, settings=SETTINGS, quiet=True)
-    whole = train(photos, network, out=tmp_path / "whole", **arguments)
+    whole = train(photos, network, out=tmp_path / "whole", **ARGUMENTS)
     with pytest.raises(StoppedError):
-        train(photos, network, out=tmp_path / "run", stop_after=1, **arguments)
+        train(photos, network, out=tmp_path / "run", stop_after=1, **ARGUMENTS)
     result = train(resume=tmp_path / "run", model=kind(), quiet=True)  # the weights are those of the saved state
     assert (tmp_path / "run" / "steps.csv").read_text() == (tmp_path / "whole" / "steps.csv").read_text()
     assert result.loss == whole.loss
@@ -83,8 +86,6 @@ def test_a_linear_probe_finds_the_last_layer(photos: Path, tmp_path: Path, monke
 
 
 def test_a_module_of_timm_adapts_to_the_classes(photos: Path, tmp_path: Path) -> None:
-    import timm
-
     network = timm.create_model("test_resnet.r160_in1k", num_classes=7)
     result = train(photos, network, img_size=32, epochs=1, batch_size=8, out=tmp_path / "run", quiet=True)
     assert load_model_dir(result.out / "best")[0].num_classes == 3
@@ -104,36 +105,33 @@ class Broken(nn.Module):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (Own(4), "Own must have an output per class; the dataset has 3 classes, the module 4 outputs"),
-        (nn.Sequential(nn.Flatten()), "A module must have parameters to train; Sequential has none"),
+        (Own(4), "the dataset has 3 classes, the module 4 outputs"),
+        (nn.Sequential(nn.Flatten()), "must have parameters to train; Sequential has none"),
         (Broken(torch.zeros(2, 3, 4, 4)), r"for 2 images Broken returns \(2, 3, 4, 4\)"),
         (Broken({"logits": 0}), "for 2 images Broken returns dict"),
         (Broken(torch.zeros(2, 1)), "with two classes or more"),
-        (Broken(ValueError("no such size. Sorry.")), "Broken fails with ValueError: no such size. Sorry. For another"),
-        (FixedSize(), r"A module must take images \(3x32x32\) and return logits; FixedSize fails with RuntimeError"),
-        (torch.nn.Linear, "model must be a name or a torch.nn.Module; got a type"),
+        (Broken(ValueError("no such size. Sorry.")), "fails with ValueError: no such size. Sorry. For another"),
+        (FixedSize(), r"must take images \(3x32x32\) and return logits; FixedSize fails with RuntimeError"),
+        (torch.nn.Linear, "must be a name or a torch.nn.Module; got a type"),
         (["levit_128s"], "got a list"),
     ],
 )
-def test_a_module_that_is_no_classifier_is_refused(model: object, message: str, photos: Path, tmp_path: Path) -> None:
+def test_a_module_that_is_no_classifier_is_refused(model: Any, message: str, photos: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=message) as caught:
         train(photos, model, img_size=32, epochs=1, batch_size=8, out=tmp_path / "run", quiet=True)
     assert len(str(caught.value)) < 400, "it does not print the network"
     assert not (tmp_path / "run").exists()
 
 
-def test_a_second_module_of_a_class_replaces_the_first() -> None:
-    assert register_module(Own(5), 16) == "Own"
-    assert weft.create_model("Own").num_classes == 5
-    register_module(Own(6), 16)
-    assert weft.create_model("Own").num_classes == 6
+def test_a_second_module_of_a_class_replaces_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    for classes in (5, 6):
+        assert register_module(type("Other", (Own,), {})(classes), 16) == "Other"
+        assert weft.create_model("Other").num_classes == classes
     with pytest.raises(UsageError, match="resnet18 is a model of timm"):
         register_module(type("resnet18", (Own,), {})(), 16)
 
 
-def test_another_process_says_what_is_missing(photos: Path, tmp_path: Path) -> None:
-    train(photos, Own(), img_size=24, epochs=1, batch_size=12, out=tmp_path / "run", quiet=True)
-    code = "import sys; from weft.checkpoints import load_model_dir; load_model_dir(sys.argv[1])"
-    ended = subprocess.run([sys.executable, "-c", code, tmp_path / "run" / "best"], capture_output=True, text=True)
-    assert "register a function that builds it first: timm.models.register_model(FUNCTION)" in ended.stderr
-    assert CheckpointError.__name__ in ended.stderr
+def test_a_process_without_the_module_says_what_is_missing(trained: tuple[Own, Any, RunResult], monkeypatch) -> None:
+    monkeypatch.delitem(timm.models._registry._model_entrypoints, "Own")
+    with pytest.raises(CheckpointError, match=r"builds it first: timm\.models\.register_model\(FUNCTION\)"):
+        load_model_dir(trained[2].out / "best")

@@ -7,6 +7,7 @@ import json
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,10 @@ from weft.train import train
 pytestmark = pytest.mark.filterwarnings("ignore")  # of tensorboard
 
 
+def losses_of(run: Path) -> list[float]:
+    return [float(line.split(",")[3]) for line in (run / "steps.csv").read_text().splitlines()[1:]]
+
+
 def test_tensorboard_gets_every_step(photos: Path, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -27,15 +32,8 @@ def test_tensorboard_gets_every_step(photos: Path, tmp_path: Path) -> None:
     events.Reload()
     losses = events.Scalars("loss")
     assert [event.step for event in losses] == list(range(1, 7))
-    written = [float(line.split(",")[3]) for line in (result.out / "steps.csv").read_text().splitlines()[1:]]
-    assert [event.value for event in losses] == pytest.approx(written, rel=1e-6)
+    assert [event.value for event in losses] == pytest.approx(losses_of(result.out), rel=1e-6)
     assert [event.step for event in events.Scalars("val_top1")] == [3, 6]
-
-
-def test_an_unknown_tracker(photos: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"Unknown tracker 'tensorbord'\. Nearest: tensorboard"):
-        train(photos, out=tmp_path / "run", track="tensorbord", **SHORT)
-    assert not (tmp_path / "run").exists()
 
 
 def log_records(data: bytes) -> Iterator[bytes]:
@@ -55,40 +53,31 @@ def log_records(data: bytes) -> Iterator[bytes]:
             record = b""
 
 
-def test_wandb_offline(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real library without its service: the run's settings and every step are in the file that it would upload."""
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_wandb_gets_settings_and_every_step(photos: Path, tmp_path: Path) -> None:
+    """The command line hides wandb from timm, and must find it again. The file is what it would upload."""
     show_wandb()
-    pb = pytest.importorskip("wandb.proto.wandb_internal_pb2")
-    importlib.import_module("wandb").teardown()  # an earlier test may have made it read the environment
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "config"))
-    result = train(photos, out=tmp_path / "run", track="wandb", **SHORT)
-    (file,) = (tmp_path / "run").glob("wandb/offline-run-*/run-*.wandb")
+    pb: Any = pytest.importorskip("wandb.proto.wandb_internal_pb2")
+    environment = {"WANDB_MODE": "offline", "WANDB_SILENT": "true"}
+    environment |= {f"WANDB_{name}_DIR": str(tmp_path / name) for name in ("CACHE", "CONFIG")}
+    out = tmp_path / "run"
+    done = tiny.finish([*tiny.command(photos, out), "--track", "wandb"], **environment)
+    assert done.returncode == 0, done.stderr
+    (file,) = out.glob("wandb/offline-run-*/run-*.wandb")
     records = [pb.Record.FromString(data) for data in log_records(file.read_bytes())]
-    rows = []
-    for record in records:
-        if record.HasField("history"):
-            row = {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
-            rows.append(row)
+    rows = [
+        {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+        for record in records
+        if record.HasField("history")
+    ]
     losses = {row["_step"]: row["loss"] for row in rows if "loss" in row}
-    written = [float(line.split(",")[3]) for line in (result.out / "steps.csv").read_text().splitlines()[1:]]
     assert list(losses) == list(range(1, 7))
-    assert list(losses.values()) == pytest.approx(written, rel=1e-5)
+    assert list(losses.values()) == pytest.approx(losses_of(out), rel=1e-5)
     assert [row["_step"] for row in rows if "val_top1" in row] == [3, 6]
     config = {item.key for record in records if record.HasField("config") for item in record.config.update}
     config |= {item.key for record in records if record.HasField("run") for item in record.run.config.update}
     assert {"model", "optim", "augment"} <= config
-
-
-def test_wandb_from_the_command_line(photos: Path, tmp_path: Path) -> None:
-    """Which hides wandb from timm, and must find it again."""
-    environment = {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_DIR": str(tmp_path)}
-    arguments = [*tiny.command(photos, tmp_path / "run", epochs=1), "--track", "wandb"]
-    done = tiny.finish(arguments, **environment)
-    assert done.returncode == 0, done.stderr
-    assert len(list((tmp_path / "run").glob("wandb/offline-run-*/run-*.wandb"))) == 1
 
 
 def test_a_library_that_is_not_installed(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,82 +12,47 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.evaluations import evaluation_of
-from weft.inference.conclusions import Training, conclusions
+from weft.inference.calibration import fit_temperature
 from weft.inference.measurement import measure
-from weft.inference.metrics import (
-    BINS,
-    MOST_MISTAKES,
-    Evaluation,
-    class_lines,
-    class_scores,
-)
+from weft.inference.metrics import BINS, MOST_MISTAKES, Evaluation, class_lines, class_scores
 from weft.inference.torch_model import infer
 from weft.machine.runtime import Runtime
-from weft.runs.directory import EpochRow
 
 CPU = Runtime.of("cpu", "fp32")
 CLASSES = [f"class {number}" for number in range(7)]
+GENERATOR = torch.Generator().manual_seed(5)
+LABELS = torch.randint(6, (200,), generator=GENERATOR)  # the last class has no image
+LOGITS = torch.randn(200, 7, generator=GENERATOR) + F.one_hot(LABELS, 7)
 
 
-def unchanged(images: Tensor) -> Tensor:
-    """Logits that are the input."""
-    return images
-
-
-def recorded(count: int = 200) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(5)
-    labels = torch.randint(6, (count,), generator=generator)  # the last class has no image
-    logits = torch.randn(count, 7, generator=generator) + F.one_hot(labels, 7)
-    return logits, labels
-
-
-def evaluated(logits: Tensor, labels: Tensor, batch_size: int = 32) -> Evaluation:
+def evaluated(logits: Tensor = LOGITS, labels: Tensor = LABELS, batch_size: int = 32) -> Evaluation:
+    """The evaluation of a model whose logits are its inputs."""
     batches = list(zip(logits.split(batch_size), labels.split(batch_size), strict=True))
-    return measure(unchanged, batches, CLASSES, CPU, key_of="image {}".format, excluded=[("bad.png", "truncated")])
+    excluded = [("bad.png", "truncated")]
+    return measure(lambda images: images, batches, CLASSES, CPU, key_of="image {}".format, excluded=excluded)
 
 
-def test_against_scikit_learn() -> None:
-    logits, labels = recorded()
-    result = evaluated(logits, labels)
-    taken = logits.argmax(dim=1)
+def test_scores_are_those_of_scikit_learn() -> None:
+    result, taken = evaluated(), LOGITS.argmax(dim=1)
     assert result.count == 200
-    assert result.top1 == pytest.approx(100 * (taken == labels).float().mean().item())
-    assert result.top5 == pytest.approx(100 * top_k_accuracy_score(labels, logits, k=5, labels=range(7)))
-    assert result.loss == pytest.approx(F.cross_entropy(logits, labels).item(), rel=1e-5)
-    np.testing.assert_array_equal(result.confusion, confusion_matrix(labels, taken, labels=range(7)))
-    theirs = np.array(precision_recall_fscore_support(labels, taken, labels=range(7), zero_division=np.nan)).T
+    assert result.top1 == pytest.approx(100 * (taken == LABELS).float().mean().item())
+    assert result.top5 == pytest.approx(100 * top_k_accuracy_score(LABELS, LOGITS, k=5, labels=range(7)))
+    assert result.loss == pytest.approx(F.cross_entropy(LOGITS, LABELS).item(), rel=1e-5)
+    np.testing.assert_array_equal(result.confusion, confusion_matrix(LABELS, taken, labels=range(7)))
+    theirs = np.array(precision_recall_fscore_support(LABELS, taken, labels=range(7), zero_division=np.nan)).T
     ours = np.array([[score.precision, score.recall, score.f1, score.images] for score in result.per_class[:6]], float)
     np.testing.assert_allclose(ours / [100, 100, 100, 1], theirs[:6], rtol=1e-12)
     assert [score.name for score in result.per_class] == CLASSES
     assert result.per_class[6] == ("class 6", 0, None, None, None)
 
 
-def test_classes_that_are_never_predicted_are_named() -> None:
-    labels = torch.tensor([0] * 19 + [1])
-    result = evaluated(F.one_hot(torch.zeros(20, dtype=torch.int64), 7).float(), labels)
-    assert result.never_predicted == ["class 1"]  # the others have no image
-    assert result.as_dict()["never_predicted"] == ["class 1"]
-    assert class_lines(result) == [
-        "balanced accuracy: 50.00 % (mean recall of the classes)",
-        "1 class is never predicted: class 1 (1 image).",
-    ]
-    lead = conclusions(result, Training([19, 1, 0, 0, 0, 0, 0], [EpochRow(1, 1, *[0.0] * 9)], 1))
-    assert "1 class is never predicted: class 1 (1 image)." in lead.sentences
-    assert any("--set best=balanced" in step for step in lead.next_steps)
-
-
-def test_balanced_data_with_all_classes_predicted_have_no_more_lines() -> None:
-    labels = torch.arange(7).repeat(3)
-    assert class_lines(evaluated(F.one_hot(labels, 7).float(), labels)) == []
-
-
-def test_calibration_against_scikit_learn() -> None:
-    result = evaluated(*recorded())
+def test_calibration_is_that_of_scikit_learn() -> None:
+    result = evaluated()
     right, sure = calibration_curve(result.is_correct, result.confidence, n_bins=BINS)
     np.testing.assert_allclose([row.right for row in result.calibration], right)
     np.testing.assert_allclose([row.sure for row in result.calibration], sure, rtol=1e-6)
-    assert sum(row.images for row in result.calibration) == result.count
     shares = [row.images / result.count for row in result.calibration]
+    assert sum(shares) == pytest.approx(1)
     assert result.ece == pytest.approx(100 * np.dot(shares, np.abs(right - sure)), rel=1e-6)
     assert result.as_dict()["ece"] == result.ece > 1
 
@@ -100,36 +65,49 @@ def test_a_probability_on_an_edge_is_in_one_bin() -> None:
     assert result.ece == pytest.approx(75)
 
 
+def test_classes_that_are_never_predicted_are_named() -> None:
+    labels = torch.tensor([0] * 19 + [1])
+    result = evaluated(F.one_hot(torch.zeros(20, dtype=torch.int64), 7).float(), labels)
+    assert result.never_predicted == result.as_dict()["never_predicted"] == ["class 1"]  # the others have no image
+    assert class_lines(result) == [
+        "balanced accuracy: 50.00 % (mean recall of the classes)",
+        "1 class is never predicted: class 1 (1 image).",
+    ]
+    balanced = torch.arange(7).repeat(3)
+    assert class_lines(evaluated(F.one_hot(balanced, 7).float(), balanced)) == []
+
+
+def test_without_images_the_temperature_is_1() -> None:
+    assert fit_temperature(np.empty((0, 3)), np.empty(0, int)) == 1
+
+
 def test_the_batch_size_does_not_matter() -> None:
-    one, other = evaluated(*recorded(), batch_size=200).as_dict(), evaluated(*recorded(), batch_size=7).as_dict()
+    one, other = (evaluated(batch_size=size).as_dict() for size in (200, 7))
     assert one.pop("loss") == pytest.approx(other.pop("loss"), rel=1e-6)
     assert one == other
 
 
 def test_the_most_confident_mistakes_come_first() -> None:
-    logits, labels = recorded()
-    mistakes = evaluated(logits, labels).mistakes
+    mistakes = evaluated().mistakes
     assert len(mistakes) == MOST_MISTAKES
     shares = [mistake.probability for mistake in mistakes]
     assert shares == sorted(shares, reverse=True)
-    probability, taken = logits.softmax(dim=1).max(dim=1)
-    worst = torch.where(taken != labels, probability, -1).argmax().item()
+    probability, taken = LOGITS.softmax(dim=1).max(dim=1)
+    worst = torch.where(taken != LABELS, probability, -1).argmax().item()
     assert mistakes[0].key == f"image {worst}"
-    assert mistakes[0].true == CLASSES[labels[worst]]
-    assert mistakes[0].predicted == CLASSES[taken[worst]]
+    assert (mistakes[0].true, mistakes[0].predicted) == (CLASSES[LABELS[worst]], CLASSES[taken[worst]])
     assert mistakes[0].probability == pytest.approx(probability[worst].item())
 
 
 def test_two_classes_have_no_top_5() -> None:
-    result = measure(unchanged, [(torch.eye(2), torch.tensor([0, 0]))], ["a", "b"], CPU)
+    result = measure(lambda images: images, [(torch.eye(2), torch.tensor([0, 0]))], ["a", "b"], CPU)
     assert (result.top1, result.top5) == (50, 100)
 
 
 def test_excluded_images_are_told_and_not_counted() -> None:
-    found = evaluated(*recorded()).as_dict()
-    assert found["n"] == 200
+    found = evaluated().as_dict()
+    assert found["n"] == sum(map(sum, found["confusion"])) == 200
     assert found["excluded"] == [{"image": "bad.png", "reason": "truncated"}]
-    assert sum(map(sum, found["confusion"])) == 200
 
 
 def test_two_heads_are_averaged() -> None:
@@ -150,7 +128,7 @@ def test_scores_of_nothing_are_none() -> None:
 
 
 def test_accuracies_have_their_images_and_interval() -> None:
-    result = evaluated(*recorded())
+    result = evaluated()
     low, high = binomtest(round(2 * result.top1), 200).proportion_ci(method="wilson")
     assert result.as_dict()["top1_interval"] == pytest.approx([100 * low, 100 * high])
     assert not result.as_dict()["too_few_images"]

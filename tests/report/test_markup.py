@@ -6,8 +6,8 @@ from __future__ import annotations
 import dataclasses
 import html.parser
 import re
-import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,15 +20,13 @@ from weft.checkpoints.hub import create_model
 from weft.inference.error_gallery import ExplainedError
 from weft.inference.report import write_report
 from weft.report.intervals import Estimate
+from weft.runs.directory import EpochRow, write_metrics
 from weft.runs.hub import model_card
 from weft.study import Study
 from weft.study.plan import Scale, StudyVariant
 from weft.study.report import write_report as write_study_report
 from weft.study.result import ExperimentResult, Form, Limits, Row
 from weft.text import fenced, markdown, printable
-from weft.train import RunResult
-
-pytestmark = pytest.mark.figures
 
 NAMES = (
     "<script>alert(1)</script>",
@@ -134,10 +132,16 @@ def test_a_code_block_holds_its_text(text: str) -> None:
     assert (token.type, token.content, token.info) == ("fence", text, "yaml")
 
 
-def test_reports_of_runs_and_evaluations(tmp_path: Path) -> None:
-    number = len(NAMES)
-    confusion = np.random.default_rng(0).integers(0, 9, (number, number))
-    result = evaluation_of(NAMES, confusion, NAMES)
+ESTIMATE = Estimate(50.0, 49.0, 51.0)
+
+
+def row_of(name: str, line: str | None, **more: Any) -> Row:
+    return Row(name, line, (50.0,), ESTIMATE, ESTIMATE, curve=((1, 10.0), (2, 20.0)), **more)
+
+
+@pytest.mark.figures
+def test_the_report_of_a_run(tmp_path: Path) -> None:
+    result = evaluation_of(NAMES, np.random.default_rng(0).integers(0, 9, (len(NAMES), len(NAMES))), NAMES)
     title = " ".join(name for name in NAMES if "\n" not in name)
     pixels = np.zeros((8, 8, 3), np.uint8)
     errors = [ExplainedError(mistake, pixels, pixels) for mistake in result.mistakes]
@@ -145,79 +149,44 @@ def test_reports_of_runs_and_evaluations(tmp_path: Path) -> None:
     check_page(tmp_path, (*NAMES, title, *(f"value {name}" for name in NAMES)))
 
 
-def test_reports_of_studies(tmp_path: Path) -> None:
-    estimate = Estimate(50.0, 49.0, 51.0)
+@pytest.mark.figures
+def test_the_report_of_a_study(tmp_path: Path) -> None:
     variants = tuple(StudyVariant(name, line=NAMES[number % 9], at=number + 1.0) for number, name in enumerate(NAMES))
     scale = Scale("digits", "digits", set={"optim.opt": NAMES[0]})
     study = Study("mine", NAMES[2], NAMES[8], NAMES[4], {"small": scale}, variants, x="share $x$ of <b>")
-    rows = tuple(
-        Row(
-            name,
-            NAMES[0],
-            (50.0,),
-            estimate,
-            estimate,
-            verdict="higher",
-            curve=((1, 10.0), (2, 20.0)),
-            errors=((0, f"no {name}"),),
-            paper=1.0,
-            paper_effect=2.0,
-        )
-        for name in NAMES
-    )
+    more = dict(verdict="higher", paper=1.0, paper_effect=2.0)
+    rows = tuple(row_of(name, NAMES[0], errors=((0, f"no {name}"),), **more) for name in NAMES)
     write_study_report(ExperimentResult(tmp_path, study, "small", NAMES[9], 1, rows))
-    check_page(tmp_path)
-    check_page(tmp_path, tuple(f"no {name}" for name in NAMES))
-    other = ExperimentResult(tmp_path, dataclasses.replace(study, x=None), "small", "digits", 1, rows[:3])
-    write_study_report(other)
+    check_page(tmp_path, (*NAMES, *(f"no {name}" for name in NAMES)))
+    study = dataclasses.replace(study, x=None)
+    write_study_report(ExperimentResult(tmp_path, study, "small", "digits", 1, rows[:3]))
     check_page(tmp_path, NAMES[:3])
 
 
-def test_reports_of_comparisons(tmp_path: Path) -> None:
-    estimate = Estimate(50.0, 49.0, 51.0)
+@pytest.mark.figures
+def test_the_report_of_a_comparison(tmp_path: Path) -> None:
     forms = (Form("float", NAMES[4], 50.0, 1.0, 100.0, 4.0),)
-    rows = tuple(
-        Row(name, None, (50.0,), estimate, estimate, curve=((1, 1.0), (2, 2.0)), weights=name, forms=forms)
-        for name in NAMES
-    )
+    rows = tuple(row_of(name, None, weights=name, forms=forms) for name in NAMES)
     failed = tuple(Row(name, errors=((0, f"no {name}"),)) for name in NAMES)
     study = Study("compare", f"Comparison of models on {NAMES[0]}", "", "", {"small": Scale(None, NAMES[0])}, ())
-    result = ExperimentResult(
-        tmp_path,
-        study,
-        "small",
-        NAMES[0],
-        1,
-        (*rows, *failed),
-        notes=NAMES,
-        protocol=NAMES[3],
-        limits=Limits(),
-        frontier=((NAMES[0], "float"),),
-        advice=NAMES[8],
-    )
-    write_study_report(result)
-    check_page(tmp_path)
-    check_page(tmp_path, tuple(f"no {name}" for name in NAMES))
+    texts: Any = dict(notes=NAMES, protocol=NAMES[3], limits=Limits(), frontier=((NAMES[0], "float"),), advice=NAMES[8])
+    write_study_report(ExperimentResult(tmp_path, study, "small", NAMES[0], 1, (*rows, *failed), **texts))
+    check_page(tmp_path, (*NAMES, *(f"no {name}" for name in NAMES)))
 
 
-def test_model_cards(trained: RunResult, tmp_path: Path) -> None:
+def test_model_cards(tmp_path: Path) -> None:
+    """Of classes with these names, and of a dataset and weights with each."""
     names = [name for name in NAMES if name.isprintable()]  # others cannot be those of a model
-    save_model_dir(create_model("levit_nano_32", num_classes=len(names)), tmp_path / "model", label_names=names)
-    page = read_markdown(model_card(tmp_path / "model", "me/model").split("---\n", 2)[2])
-    assert page.tags <= TAGS
-    assert page.places == []
-    assert f"{len(names)}: {', '.join(names)}" in page.texts
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if "/" not in name and "\0" not in name])
-def test_model_cards_of_data_with_markup_in_its_name(name: str, trained: RunResult, tmp_path: Path) -> None:
-    shutil.copytree(trained.out / "best", tmp_path / "best")
-    recipe = yaml.safe_load((trained.out / "recipe.yaml").read_text())
-    recipe["data"]["source"] = recipe["start_from"] = f"elsewhere/{name}"
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    (tmp_path / "metrics.csv").write_text((trained.out / "metrics.csv").read_text())
-    _, head, body = model_card(tmp_path, "me/model").split("---\n", 2)
-    assert yaml.safe_load(head)["model-index"][0]["results"][0]["dataset"]["type"] == printable(name)
-    page = read_markdown(body)
-    assert page.tags <= TAGS
-    assert page.places == []
+    network = create_model("levit_nano_32", num_classes=len(names), depth=[1, 1, 1])
+    save_model_dir(network, tmp_path / "best", label_names=names)
+    write_metrics(tmp_path / "metrics.csv", [EpochRow(1, *[1.0] * 10)])
+    for name in (name for name in NAMES if "/" not in name and "\0" not in name):
+        source = f"elsewhere/{name}"
+        settings = {"start_from": source, "data": {"source": source}}
+        (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(settings))
+        _, head, body = model_card(tmp_path, "me/model").split("---\n", 2)
+        assert yaml.safe_load(head)["model-index"][0]["results"][0]["dataset"]["type"] == printable(name)
+        page = read_markdown(body)
+        assert page.tags <= TAGS
+        assert page.places == []
+        assert f"{len(names)}: {', '.join(names)}" in page.texts

@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
+from unittest import mock
 
 import pytest
 
@@ -37,6 +38,13 @@ def _artefacts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     yield
     for call in undo:
         call()
+
+
+@pytest.fixture(autouse=True)
+def _environment() -> Iterator[None]:
+    """A verb in the process of the tests may set variables for the processes that it starts."""
+    with mock.patch.dict(os.environ):
+        yield
 
 
 @pytest.fixture(autouse=True)

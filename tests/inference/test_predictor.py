@@ -19,6 +19,7 @@ from weft.data.formats import MAX_PIXELS
 from weft.inference import Predictor, evaluate, predict
 from weft.inference.measurement import measure
 from weft.inference.predictor import NonFiniteError
+from weft.inference.probabilities import ranked
 from weft.inference.torch_model import TorchModel
 from weft.serve.settings import Settings
 
@@ -61,6 +62,26 @@ def test_preparation_equals_the_transform_of_evaluation(run: Path, photos: Path)
     from_bytes = predictor.tensor([predictor.prepare(path.read_bytes()) for path in files(photos)])
     assert torch.equal(from_bytes, expected)
     assert torch.equal(predictor.tensor([predictor.prepare(path) for path in files(photos)]), expected)
+
+
+@pytest.mark.parametrize("batch_size", [1, 14])
+def test_predict_has_the_bits_of_the_predictor(run, photos, batch_size):
+    predictor = Predictor.load(run)
+    prepared = [predictor.prepare(path) for path in files(photos)]
+    parts = [prepared[start : start + batch_size] for start in range(0, len(prepared), batch_size)]
+    expected = [item.top(CLASSES, len(CLASSES)) for part in parts for item in predictor.predict(part)]
+    rows = predict(run, files(photos), top_k=len(CLASSES), batch_size=batch_size)
+    assert [row.top for row in rows] == expected
+
+
+@pytest.mark.parametrize("tta", [False, True])
+def test_evaluate_has_the_bits_of_the_unfolded_predictor(run, photos, tta):
+    result = evaluate(run, photos, split="all", batch_size=len(files(photos)), tta=tta, quiet=True)
+    predictor = Predictor.load(run, fold=False, mirror=tta)
+    rows = predictor.predict([predictor.prepare(photos / key) for key in result.keys])
+    assert sorted(photos / key for key in result.keys) == files(photos)
+    assert result.predicted.tolist() == [int(ranked(row.probabilities)[0]) for row in rows]
+    assert result.confidence.tolist() == [float(row.probabilities.max()) for row in rows]
 
 
 def test_folding_and_batch_size_change_rounding_only(run: Path, photos: Path) -> None:

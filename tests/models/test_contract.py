@@ -136,7 +136,7 @@ def test_intermediate_maps_are_those_that_the_feature_info_states(name):
     assert torch.equal(early, maps[0])
     normed = model.forward_intermediates(x, indices=1, norm=True, intermediates_only=True)
     assert normed[0].shape == maps[-1].shape
-    backbone = built(name, features_only=True).eval()
+    backbone = built(name, features_only=True, out_indices=range(len(maps))).eval()
     assert [fmap.shape for fmap in backbone(x)] == [fmap.shape for fmap in maps]
     assert backbone.feature_info.channels() == info.channels()
     with pytest.raises(UsageError, match="output_fmt must be 'NCHW'; got 'NHWC'"):

@@ -7,6 +7,7 @@ import io
 import os
 import socket
 import sys
+import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -41,6 +42,13 @@ def show_wandb() -> None:
     """Let wandb be imported, which is hidden from timm in all tests."""
     if sys.modules.get("wandb", sys) is None:
         del sys.modules["wandb"]
+
+
+def unpack(file: Path, folder: Path) -> None:
+    """Unpack a tar file, with the filter of Python 3.11.4 and later, which later ones require."""
+    filtered = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+    with tarfile.open(file) as archive:
+        archive.extractall(folder, **filtered)
 
 
 def without_home(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from tests.helpers import NANO
+from tests.helpers import NANO, unpack
 from tests.train.tiny import ARGUMENTS
 from weft.errors import DataError
 from weft.inference import evaluate, predict
@@ -81,8 +80,7 @@ def test_digits(model: str, tmp_path: Path) -> None:
 @pytest.mark.skipif(not FEW9.is_file(), reason="needs few9.tar of the shared data, which is not part of the project")
 def test_few_photos_with_offline_weights(tmp_path: Path) -> None:
     """A linear classifier on the features of public weights that come with a package."""
-    with tarfile.open(FEW9) as archive:
-        archive.extractall(tmp_path / "photos", filter="data")
+    unpack(FEW9, tmp_path / "photos")
     (folder,) = (path for path in (tmp_path / "photos").iterdir() if path.is_dir())
     run = train(folder, recipe="probe", model="tf_efficientnet_lite0", out=tmp_path / "run", quiet=True)
     assert run.top1 >= 88

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.data.pictures import jpeg, tar
+from tests.helpers import unpack
 from weft.cli.app import main
 from weft.data import inspect, open_data
 from weft.data.inventory import Inventory
@@ -156,8 +157,7 @@ def test_hidden_and_system_files_are_skipped_and_counted_as_in_folders(tmp_path)
     inventory = inspect(data)
     assert (len(inventory.good), inventory.bad) == (12, [])
     assert (inventory.skipped, inventory.ignored) == (Counter(hidden=16), Counter(txt=1))
-    with tarfile.open(data) as archive:
-        archive.extractall(tmp_path / "unpacked", filter="data")
+    unpack(data, tmp_path / "unpacked")
     unpacked = inspect(tmp_path / "unpacked" / "photos")
     assert unpacked.good == [entry.removeprefix("mac.tar/photos/") for entry in inventory.good]
     (data.parent / "._mac.tar").write_bytes(apple)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 import weft
-from tests.helpers import enliven, put_in_cache
+from tests.helpers import enliven, put_in_cache, unpack
 from weft.checkpoints import bundled, hub, hub_client, save_model_dir
 from weft.checkpoints.resolve import find_model
 from weft.cli.app import main
@@ -330,8 +329,7 @@ def test_real_weights_recognise_most_photos(tmp_path: Path) -> None:
     pytest.importorskip(bundled.PACKAGE)
     if not PHOTOS.is_file():
         pytest.skip("needs photos.tar of the shared data, which is not part of the project")
-    with tarfile.open(PHOTOS) as archive:
-        archive.extractall(tmp_path, filter="data")
+    unpack(PHOTOS, tmp_path)
     classes = imagenet_classes(1000)
     assert classes is not None
     predictions = predict("tf_efficientnet_lite0", tmp_path, top_k=1, quiet=True)

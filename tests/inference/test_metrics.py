@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -12,9 +14,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.evaluations import evaluation_of
+from weft.checkpoints.unknown import Threshold
 from weft.inference.calibration import fit_temperature
 from weft.inference.measurement import measure
 from weft.inference.metrics import BINS, MOST_MISTAKES, Evaluation, class_lines, class_scores
+from weft.inference.real_labels import RealScore
 from weft.inference.torch_model import infer
 from weft.machine.runtime import Runtime
 
@@ -149,3 +153,19 @@ def test_unequal_classes_have_macro_scores() -> None:
     found = result.as_dict()
     assert (found["balanced_accuracy"], found["macro_f1"]) == (result.balanced_accuracy, result.macro_f1)
     assert dict(result.accuracies())["balanced accuracy"] == "75.00 % (mean recall of the classes)"
+
+
+def test_a_summary_has_all_that_was_measured_and_nothing_else() -> None:
+    result = evaluation_of("ab", np.array([[30, 10], [0, 40]]))  # the errors have confidences from 0.41 to 0.52
+    plain = ["top-1", "loss", "expected calibration error", "top-1 by confidence"]
+    assert [name for name, _ in result.summary()] == plain
+    threshold = Threshold(0.4, count=80, unknown=4, other_count=10, other_unknown=9, auroc=0.95)
+    whole = dataclasses.replace(result, real=RealScore(90.0, 70, 10), threshold=0.5, unknown=threshold)
+    lines = dict(whole.summary())
+    assert list(lines) == ["top-1", "ReaL top-1", *plain[1:], "accepted", "images of no class"]
+    assert lines["ReaL top-1"].startswith("90.00 % of 70 images with a ReaL label")
+    assert lines["ReaL top-1"].endswith("; 10 without one")
+    assert lines["loss"] == "1.0000"
+    assert lines["top-1 by confidence"] == "86.11 % of the most confident 90 %; 82.14 % of the most confident 70 %"
+    assert lines["accepted"].startswith("42 of 80 images (52.5 %), from 0.500; top-1 95.24 % of 42 accepted images")
+    assert lines["images of no class"].startswith("AUROC 0.950; unknown are 9 of 10 other images and 4 of 80 images")

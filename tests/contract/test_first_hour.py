@@ -41,6 +41,7 @@ def test_the_section_has_the_verbs_of_a_first_hour() -> None:
     assert [verb for verb in ("data", "train", "evaluate", "predict", "export", "serve") if verb not in verbs] == []
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_commands_run_in_their_order(tmp_path: Path) -> None:
     paint(tmp_path / "photos", 1, 16)

@@ -55,12 +55,14 @@ def stop_in_second_fold(patch: pytest.MonkeyPatch, step: int) -> None:
 
 
 def test_the_options_of_the_command_line(photos, tmp_path):
-    words = ["--folds", "2", "--group", GROUP, "--epochs", "1", "--batch-size", "6", "--quiet"]
+    words = ["--folds", "2", "--group", GROUP, "--epochs", "2", "--batch-size", "6", "--quiet"]
     network = ["--model", "levit_nano_32", "--set", "model_args.depth=[1,1,1]"]
     assert main(["train", str(photos), *network, *words, "--out", str(tmp_path / "run")]) == 0
     recipe = load_recipe(tmp_path / "run" / "recipe.yaml")
     assert (recipe.data.folds, recipe.data.group) == (2, GROUP)
     assert [(tmp_path / "run" / "folds" / name / "steps.csv").exists() for name in "23"] == [True, False]
+    report = (tmp_path / "run" / "folds" / "report" / "report.html").read_text()
+    assert "<dt>last epoch of each fold</dt>" in report
 
 
 def test_every_image_is_held_out_once(whole: RunResult, folds: Any, photos: Path) -> None:

@@ -195,6 +195,13 @@ def test_unreadable_images_are_named_and_the_exit_code_is_3(data: Path, model: P
     assert result["images"] == 25
 
 
+def test_the_findings_are_printed_as_a_table(data: Path, model: Path, capsys: Capture) -> None:
+    assert main(["data", "review", str(data), "--run", str(model), "--quiet"]) == 0
+    heading, *rows = capsys.readouterr().out.splitlines()
+    assert heading.split() == ["image", "label", "proposed", "probability", "problem", "action"]
+    assert [row for row in rows if "wrong.png" in row and "relabel" in row], rows
+
+
 def test_data_that_cannot_be_reviewed(data: Path, model: Path, tmp_path: Path) -> None:
     moved = data.rename(data.with_name(os.fsdecode(b"photos-\xff")))
     with pytest.raises(DataError, match=r"names of files in a table must be UTF-8; .*/photos-"):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.util
 import json
 import struct
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -78,6 +80,33 @@ def test_wandb_gets_settings_and_every_step(photos: Path, tmp_path: Path) -> Non
     config = {item.key for record in records if record.HasField("config") for item in record.config.update}
     config |= {item.key for record in records if record.HasField("run") for item in record.run.config.update}
     assert {"model", "optim", "augment"} <= config
+
+
+def fake_wandb(monkeypatch: pytest.MonkeyPatch, init: Any) -> None:
+    real = importlib.util.find_spec
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: name == "wandb" or real(name, *more))
+
+
+def test_wandb_is_given_every_step_and_closed(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logged: dict[int, Any] = {}
+    closed: list[bool] = []
+    run = SimpleNamespace(
+        log=lambda values, step: logged.setdefault(step, {}).update(values), finish=lambda: closed.append(True)
+    )
+    fake_wandb(monkeypatch, lambda **settings: run)
+    result = train(photos, out=tmp_path / "run", track="wandb", **SHORT)
+    assert [values["loss"] for values in logged.values()] == pytest.approx(losses_of(result.out), rel=1e-6)
+    assert (list(logged), closed) == ([1, 2, 3, 4, 5, 6], [True])
+
+
+def test_a_tracker_that_cannot_start(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(**settings: object) -> None:
+        raise ConnectionError("api.wandb.ai does not answer")
+
+    fake_wandb(monkeypatch, init)
+    with pytest.raises(UsageError, match=r"--track wandb must be able to start; .*does not answer.* Or omit --track\."):
+        train(photos, out=tmp_path / "run", track="wandb", **SHORT)
 
 
 def test_a_library_that_is_not_installed(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

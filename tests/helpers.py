@@ -23,6 +23,8 @@ from weft.deploy.model import Model
 # `make fuzz` sets it: every count in full.
 FULL = bool(os.environ.get("WEFT_NIGHTLY"))
 NANO = ("ceit_nano_32", "cvt_nano_32", "levit_nano_32")
+# The others in `make test-nightly`.
+ONE_OF_NANO = [*(pytest.param(name, marks=pytest.mark.nightly) for name in NANO[:2]), NANO[2]]
 
 
 def free_port() -> int:

@@ -103,6 +103,7 @@ def test_weft_without_posix(tmp_path):
     assert (tmp_path / "run" / "best" / "model.safetensors").is_file()
 
 
+@pytest.mark.nightly
 def test_spawned_processes_give_the_same_bits(tmp_path):
     from PIL import Image
 

@@ -67,6 +67,7 @@ def test_transformers_cvt(name, depth):
     assert "transformers" in report.source
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_transformers_cvt_w24_block_by_block():
     """277M parameters in float64, on small images, which CvT takes as they are: every block's output, then the

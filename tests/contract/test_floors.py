@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.helpers import NANO, unpack
+from tests.helpers import NANO, ONE_OF_NANO, unpack
 from tests.train.tiny import ARGUMENTS
 from weft.errors import DataError
 from weft.inference import evaluate, predict
@@ -70,7 +70,7 @@ def test_colours_are_learned_and_classes_are_matched_by_name(model: str, images:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", NANO)
+@pytest.mark.parametrize("model", ONE_OF_NANO)
 def test_digits(model: str, tmp_path: Path) -> None:
     run = train("digits", model=model, epochs=4, out=tmp_path / "run", seed=0, quiet=True)
     assert run.top1 >= 88

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import weft
-from tests.helpers import enliven
+from tests.helpers import ONE_OF_NANO, enliven
 from weft.deploy import fold, graphs
 
 RUN = """
@@ -31,7 +31,7 @@ np.save(sys.argv[3], run_file(Path(sys.argv[2]), "openvino", "fp32").run(np.load
 
 @pytest.mark.slow
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="kernels of x86")
-@pytest.mark.parametrize("name", ["ceit_nano_32", "cvt_nano_32", "levit_nano_32"])
+@pytest.mark.parametrize("name", ONE_OF_NANO)
 def test_no_sum_saturates_without_vnni(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: with 8 bits, the same network is at least twice as far from float32."""
     model = enliven(weft.create_model(name, num_classes=10)).eval()

@@ -562,6 +562,7 @@ def objects(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ceit_nano_32", "levit_nano_32"])
 def test_hiding_attended_patches_lowers_the_probability(name, objects, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -100,7 +101,7 @@ def test_a_process_that_dies_is_noticed_and_the_run_goes_on(noise: Path, tmp_pat
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stop_of_torchrun_and_its_processes_saves_the_state(number, noise, tmp_path):
     """As SLURM stops a job: all processes get the signal at the same time, and end before it kills them."""
-    out, more = tmp_path / "run", {"epochs": 200, "accumulate": 1, "save.every_steps": "null"}
+    out, more = tmp_path / "run", {"epochs": 200, "accumulate": 1, "save.every_steps": 5}
     process = subprocess.Popen(
         [*TORCHRUN, *tiny.command(noise, out, **more)],
         env=tiny.environment(),
@@ -109,15 +110,16 @@ def test_a_stop_of_torchrun_and_its_processes_saves_the_state(number, noise, tmp
         start_new_session=True,
     )
     until = time.monotonic() + 240
-    while not (out / "steps.csv").exists():
+    while not list((out / "state").glob("step-*.safetensors")):  # all processes have trained a step
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < until
         time.sleep(0.05)
     os.killpg(process.pid, number)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert "Stopped after step" in said
-    assert list((out / "state").glob("step-*.safetensors"))
+    stopped = re.search(r"Stopped after step (\d+)", said)
+    assert stopped, said
+    assert sorted((out / "state").glob("step-*.safetensors"))[-1].stem == f"step-{int(stopped[1]):010}"
 
 
 def test_steps_that_do_not_divide(noise: Path, tmp_path: Path) -> None:

@@ -257,7 +257,12 @@ def choices(kind: type = Recipe, prefix: str = "") -> Iterator[tuple[str, object
 
 ELSEWHERE = ("pretrained", "device", "sync_bn")  # need weights, a GPU, several processes
 NEEDS_MODEL = {"distill": "distill.teacher", "optim.freeze": "start_from"}
-CHOICES = [(key, value) for key, value in choices() if key not in ELSEWHERE]
+# compilation takes minutes: in `make test-nightly`
+CHOICES = [
+    pytest.param(key, value, marks=[pytest.mark.nightly] if (key, value) == ("compile", True) else [])
+    for key, value in choices()
+    if key not in ELSEWHERE
+]
 
 
 @pytest.mark.slow

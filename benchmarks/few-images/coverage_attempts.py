@@ -11,6 +11,7 @@ per way and seed, over the photos of all folds. The target is a ratio of at most
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from pathlib import Path
 
@@ -75,7 +76,7 @@ def row_of(way: str, seed: int, certainty: np.ndarray, is_right: np.ndarray) -> 
     """Return the row of a way."""
     covered = np.argsort(-certainty, kind="stable")[: round(COVERAGE * len(certainty))]
     errors, left = int((~is_right).sum()), int((~is_right[covered]).sum())
-    ratio = (left / len(covered)) / (errors / len(certainty))
+    ratio = (left / len(covered)) / (errors / len(certainty)) if errors else math.nan
     return {
         "way": way,
         "seed": seed,

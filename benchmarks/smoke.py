@@ -44,6 +44,7 @@ class Script(NamedTuple):
 # released: a stand-in for the released code; work: a folder for outputs; python: the folder of this environment
 SCRIPTS = (
     Script("data/decode.py", ("{photos} --rounds 1 --csv {work}/decode.csv",)),
+    Script("data/loader.py", ("{photos} {photos} --workers 0 2 --rounds 1 --csv {work}/loader.csv",)),
     Script("data/memory.py", ("--images 4000",)),
     Script("deploy/auto.py", ("{run} {cifar10}/train --csv {work}/auto.csv",), 1500),
     Script("deploy/cold_start.py", ("--models levit_nano_32 --rounds 1", "--table"), 600),

@@ -15,7 +15,19 @@ import numpy as np
 from PIL import Image, TiffImagePlugin
 from pillow_heif import register_heif_opener
 
+from weft.data.colour import Picture
+from weft.data.crops import Crop
+
 BLACK_TO_WHITE = np.linspace(0, 65535, 256).round().astype(np.uint16)
+
+
+class Whole:
+    """A transform that keeps all pixels of an image."""
+
+    mean = std = (0.5, 0.5, 0.5)
+
+    def draw(self, image: Picture) -> Crop:
+        return Crop(image.whole())
 
 
 def photo(height: int = 24, width: int = 32, seed: int = 0) -> np.ndarray:

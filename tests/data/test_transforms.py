@@ -14,6 +14,7 @@ from torchvision import transforms
 
 from tests.data.pictures import encoded, photo
 from weft.data import eval_transform, open_image, train_transform
+from weft.data.colour import Picture
 from weft.data.preprocessing import visible
 from weft.data.seeding import seeded_rng
 from weft.data.transforms import _rand_augment, _Shift, posterize_at_least_one_bit
@@ -27,16 +28,15 @@ WHOLE = {"crop": "resized", "scale": (1.0, 1.0), "ratio": (1.0, 1.0)}  # the who
 
 
 @pytest.mark.parametrize(("size", "margin"), [(32, 4), (48, 6)])
-@pytest.mark.parametrize("mode", ["RGB", "L"])
-def test_a_shift_is_torchvisions_draw_for_draw(size, margin, mode):
-    shape = (size, size, 3) if mode == "RGB" else (size, size)
-    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8))
+def test_a_shift_is_torchvisions_draw_for_draw(size, margin):
+    pixels = np.random.default_rng(0).integers(0, 256, (size, size, 3), dtype=np.uint8)
+    shift = _Shift((size, size), margin, "bicubic")
     theirs = transforms.RandomCrop((size, size), padding=margin, padding_mode="edge")
     for seed in range(40):
         torch.manual_seed(seed)
-        expected = theirs(image)
+        expected = theirs(Image.fromarray(pixels))
         torch.manual_seed(seed)
-        assert np.array_equal(_Shift(margin)(image), expected)
+        assert np.array_equal(shift(Picture(pixels)), expected)
 
 
 @pytest.mark.parametrize("name", ["levit_128s", "deit_tiny_patch16_224", "resnet18", "mobilenetv3_small_100"])

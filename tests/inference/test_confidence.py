@@ -136,13 +136,13 @@ def trained(photos: Path, out: Path, **more: Any) -> Trained:
 
 def counted(patch: pytest.MonkeyPatch) -> Counter[str]:
     """Number of times that each image is decoded from now on, by key."""
-    decoded, original = Counter[str](), ImageDataset.__getitem__
+    decoded, original = Counter[str](), ImageDataset._draw
 
     def count(self: ImageDataset, key: Any) -> Any:
         decoded[self.source.keys[key[1]]] += 1
         return original(self, key)
 
-    patch.setattr(ImageDataset, "__getitem__", count)
+    patch.setattr(ImageDataset, "_draw", count)
     return decoded
 
 

@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 import weft
+from tests.data.pictures import Whole
 from weft.checkpoints import save_model_dir
 from weft.cli import main
 from weft.data import BadImage, ImageDataset, open_data
@@ -105,6 +106,6 @@ def test_all_readers_of_a_dataset_have_its_limit(photos: Path) -> None:
     side = whole.train if LARGE in whole.train.keys else whole.val
     side.max_pixels = LIMIT
     with pytest.raises(weft.errors.DataError, match="the limit is 1000"):
-        ImageDataset(side, np.asarray)[side.keys.index(LARGE)]
+        ImageDataset(side, Whole())[side.keys.index(LARGE)]
     with pytest.raises(weft.errors.DataError, match="the limit is 1000"):
         image_size_hint(side)

@@ -152,7 +152,7 @@ def test_cifar10_is_what_was_measured() -> None:
         return {name: now[name] for name in run[key]} if isinstance(now, dict) else now
 
     assert (run["precision"], recipe["precision"]) == ("bf16", "auto")  # which is bf16 on the machine of the record
-    kept = [key for key in run if key not in ("data", "environment", "precision")]
+    kept = [key for key in run if key not in ("data", "environment", "precision", "workers")]
     assert {key: run[key] for key in kept} == {key: of_run(key) for key in kept}
     assert run["environment"]["processes"] == 2
     with record.with_suffix(".csv").open(newline="") as lines:

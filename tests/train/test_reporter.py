@@ -12,7 +12,7 @@ from weft.progress import Work, clock, quietly, say
 from weft.runs.directory import EpochRow
 from weft.train import reporter
 from weft.train.meter import Meter
-from weft.train.reporter import Reporter, epoch_line
+from weft.train.reporter import Reporter, epoch_line, waiting_lines
 
 METER = Meter(5, 10, 200, 300.0, 84, seconds=2.0, waiting=0.5, seen=2469)
 ROW = EpochRow(2, 20, 1e-3, 1.25, 61.5, 0.9, 70.125, 99.0, 1234.5, 12.4, 8.0)
@@ -38,10 +38,25 @@ def reported(*, terminal: bool, quiet: bool = False) -> str:
             {"images_per_second": 0.0},  # no step was timed
             "epoch 2/3  loss 1.250  training top-1  61.5 %  held out  70.12 %  (best)",
         ),
+        (
+            {"seconds": 80.0, "data_wait": 44.6, "val_top1": math.nan},
+            "epoch 2/3  loss 1.250  training top-1  61.5 %  1,234 images/s, waiting for images 45 %  (best)",
+        ),
     ],
 )
 def test_the_line_of_an_epoch_states_what_is_known(changes: dict[str, float], expected: str) -> None:
     assert epoch_line(ROW._replace(**changes), 3, is_best=True) == expected
+
+
+@pytest.mark.parametrize(
+    ("wait", "seconds", "advised"), [(50.0, 80.0, True), (50.0, 20.0, False), (15.0, 900.0, False), (0.0, 0.0, False)]
+)
+def test_advice_for_a_run_that_waits_for_images(wait: float, seconds: float, advised: bool) -> None:
+    history = [ROW._replace(epoch=epoch, data_wait=wait, seconds=seconds) for epoch in range(3)]
+    lines = waiting_lines(history)
+    assert len(lines) == advised
+    if advised:
+        assert lines[0].startswith("Training waited 50 % of the time for images. ")
 
 
 def test_a_terminal_gets_a_bar_as_well() -> None:

@@ -21,7 +21,7 @@ DEVELOPMENT = ("dev", "docs")  # extras for work on weft itself, which are not l
 # required packages that an installation without torch lacks (requirements-runtime.txt)
 WITH_TORCH = {
     *("torch", "torchvision", "timm", "huggingface_hub"),
-    *("scikit-learn", "threadpoolctl", "scipy", "matplotlib"),
+    *("scikit-learn", "threadpoolctl", "scipy", "matplotlib", "simplejpeg"),
 }
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import io
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
 
 import numpy as np
+from jaxtyping import UInt8
 from PIL import Image, ImageCms
 
 NOTES = {  # conversions of usable images -> description
@@ -33,11 +35,38 @@ UPRIGHT = {  # EXIF orientation -> operation that corrects it
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+VIEWS: dict[int, Callable[[np.ndarray], np.ndarray]] = {  # the same operations on an array (h w c), without a copy
+    2: lambda pixels: pixels[:, ::-1],
+    3: lambda pixels: pixels[::-1, ::-1],
+    4: lambda pixels: pixels[::-1],
+    5: lambda pixels: pixels.swapaxes(0, 1),
+    6: lambda pixels: pixels[::-1].swapaxes(0, 1),
+    7: lambda pixels: pixels[::-1, ::-1].swapaxes(0, 1),
+    8: lambda pixels: pixels[:, ::-1].swapaxes(0, 1),
+}
 GRAY = ("1", "L", "LA", "La")  # modes
 MODE_NOTES = {**dict.fromkeys(GRAY, "gray"), "P": "palette", "PA": "palette", "CMYK": "cmyk"}
 PROFILE_MODES = {"GRAY": "L", "RGB": "RGB", "CMYK": "CMYK"}  # ICC colour space -> Pillow's mode
 MAX_TRANSFORMS = 8  # cached colour conversions; each has tables of up to 1 MiB, and its profile as key
 MAX_PROFILE = 4 << 20  # bytes of a colour profile; large printer profiles have 3 MiB
+
+
+class Picture(NamedTuple):
+    """The upright, opaque pixels of an image, before the conversion of its colour profile to sRGB, if it needs one."""
+
+    pixels: UInt8[np.ndarray, "h w 3"]
+    conversion: ImageCms.ImageCmsTransform | None = None
+
+    def region(self, top: int, left: int, height: int, width: int) -> UInt8[np.ndarray, "h w 3"]:
+        """Return a part of the image in sRGB."""
+        pixels = np.ascontiguousarray(self.pixels[top : top + height, left : left + width])
+        if self.conversion is None:
+            return pixels
+        return np.array(self.conversion.apply(Image.fromarray(pixels)))
+
+    def whole(self) -> UInt8[np.ndarray, "h w 3"]:
+        """Return the whole image in sRGB."""
+        return self.region(0, 0, *self.pixels.shape[:2])
 
 
 def orientation(image: Image.Image) -> int:
@@ -106,6 +135,14 @@ def _to_srgb(image: Image.Image, profile: Any) -> tuple[Image.Image, list[str]]:
         if transform is not None:
             return transform.apply(image if image.mode == mode else image.convert(mode)), ["icc"]
     return image.convert("RGB"), []
+
+
+def conversion_of(image: Image.Image) -> ImageCms.ImageCmsTransform | None:
+    """Return the conversion of the pixels of an RGB image by its colour profile; None if it needs none."""
+    profile = image.info.get("icc_profile")
+    is_readable = isinstance(profile, bytes) and 0 < len(profile) <= MAX_PROFILE
+    mode, transform = _transform(profile) if is_readable else ("", None)
+    return transform if mode == "RGB" else None
 
 
 @functools.lru_cache(MAX_TRANSFORMS)

@@ -6,20 +6,18 @@ produces the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
-from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset, get_worker_info
 
-from weft.data.decode import BadImage, open_image
+from weft.data.crops import Crop, Crops, Transform, batch_of, normalized
+from weft.data.decode import BadImage, open_picture
 from weft.data.order import Key
-from weft.data.seeding import seeded_rng
+from weft.data.seeding import kept_rng, seed_rng
 from weft.data.source import Source, lost_error, pixel_limit
-
-Transform = Callable[[Image.Image], Float[Tensor, "c h w"]]
 
 _NOTHING = -1  # a worker that reads no image
 
@@ -29,7 +27,7 @@ class ImageDataset(Dataset):
 
     Args:
         source: images to read.
-        transform: function from an upright RGB image to a tensor; may use `random`, `numpy.random` and `torch`.
+        transform: of `train_transform` or `eval_transform`.
         seed: seed of the random numbers of every sample.
         at_least, value_range: as in `open_image`.
     """
@@ -69,14 +67,31 @@ class ImageDataset(Dataset):
         Raises:
             DataError: the image can no longer be read; the message names it.
         """
-        epoch, index, repetition = (self.epoch, key, 0) if isinstance(key, int) else (*key, 0)[:3]
+        crops = self.__getitems__([(self.epoch, key) if isinstance(key, int) else key])
+        return self.normalized(crops)[0], int(crops.labels[0])
+
+    def __getitems__(self, keys: Sequence[tuple[int, int] | Key]) -> Crops:
+        """Return a batch for the keys of a loader; torch's loader calls it.
+
+        Raises:
+            DataError: an image can no longer be read; the message names it.
+        """
+        with kept_rng():
+            crops, labels = zip(*map(self._draw, keys), strict=True)
+        return batch_of(crops, labels)
+
+    def normalized(self, crops: Crops, device: torch.device | str = "cpu") -> Float[Tensor, "b c h w"]:
+        """Return the normalised images of a batch on a device."""
+        return normalized(crops, self.transform.mean, self.transform.std, device)
+
+    def _draw(self, key: tuple[int, int] | Key) -> tuple[Crop, int]:
+        epoch, index, repetition = (*key, 0)[:3]
         if self.reading is not None and (worker := get_worker_info()) is not None:
             self.reading[worker.id] = index
         sample, limit = self.source.read(index), pixel_limit(self.source)
         try:
-            image = open_image(sample.data, max_pixels=limit, at_least=self.at_least, value_range=self.value_range)
+            image = open_picture(sample.data, max_pixels=limit, at_least=self.at_least, value_range=self.value_range)
         except BadImage as err:
             raise lost_error(sample.key, err) from err
-        counters = (epoch, index, repetition) if repetition else (epoch, index)
-        with seeded_rng(self.seed, *counters):
-            return self.transform(image), sample.label
+        seed_rng(self.seed, *((epoch, index, repetition) if repetition else (epoch, index)))
+        return self.transform.draw(image), sample.label

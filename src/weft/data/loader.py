@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import sys
 import threading
+import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+from weft.data.crops import Crops
 from weft.data.dataset import ImageDataset
 from weft.data.order import WHOLE, Key, Order, Share
+from weft.data.workers import Pace
 from weft.errors import DataError, UsageError, WeftError
 from weft.text import printable
 
@@ -63,6 +68,11 @@ def _report_error(kind: type[BaseException], error: BaseException, traceback: Tr
         sys.__excepthook__(kind, error, traceback)
 
 
+def _as_it_is(batch: Any) -> Any:
+    """Return what the dataset has collected."""
+    return batch
+
+
 class _WorkerIterator(_MultiProcessingDataLoaderIter):
     """Iterator of torch that can be deleted if one of its workers did not start."""
 
@@ -73,14 +83,15 @@ class EpochBatches(Sampler[list[Key]]):
     """Batch sampler for the dataset's epoch. Keys contain the epoch, which persistent workers do not know."""
 
     def __init__(self, dataset: ImageDataset, order: Order):
-        self.dataset, self.order, self.start = dataset, order, 0
+        self.dataset, self.order, self.start, self.skipped = dataset, order, 0, 0
 
     def __len__(self) -> int:
-        return (self.order.steps_per_epoch - self.start) * self.order.share.accumulate
+        return (self.order.steps_per_epoch - self.start) * self.order.share.accumulate - self.skipped
 
     def __iter__(self) -> Iterator[list[Key]]:
-        for step in range(self.start, self.order.steps_per_epoch):
-            yield from filter(None, self.order.parts(self.dataset.epoch, step))
+        steps = range(self.start, self.order.steps_per_epoch)
+        batches = (part for step in steps for part in self.order.parts(self.dataset.epoch, step) if part)
+        return itertools.islice(batches, self.skipped, None)
 
 
 class ImageLoader(DataLoader):
@@ -88,6 +99,17 @@ class ImageLoader(DataLoader):
 
     batch_sampler: EpochBatches
     dataset: ImageDataset  # type: ignore[assignment]  # torch's own type is wider
+    device: torch.device | str
+    patience_s: float
+    """Maximum time for a batch from the worker processes."""
+
+    pace: Pace | None
+    """Measured times, as long as the number of worker processes is not decided."""
+    on_choice: Callable[[str], None]
+
+    def use(self, workers: int) -> None:
+        """Load with this number of worker processes from the next iteration on; with 0, in this process."""
+        self.num_workers, self.timeout, self._iterator = workers, self.patience_s if workers else 0, None
 
     @property
     def order(self) -> Order:
@@ -103,7 +125,7 @@ class ImageLoader(DataLoader):
     def start_at(self, epoch: int, step: int = 0) -> None:
         """Start the next iteration at this step of this epoch, both from 0."""
         self.dataset.set_epoch(epoch)
-        self.batch_sampler.start = step
+        self.batch_sampler.start, self.batch_sampler.skipped = step, 0
 
     def _get_iterator(self) -> Any:
         if self.num_workers == 0:
@@ -115,9 +137,35 @@ class ImageLoader(DataLoader):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch's own, narrower type is private
         try:
-            yield from super().__iter__()
+            if self.pace is not None:
+                yield from self._measured(self.pace)
+            for crops in super().__iter__():
+                yield self._on_device(crops)
         except (DataError, OSError, RuntimeError) as err:
             raise self._as_weft_error(err) from None
+        finally:
+            self.batch_sampler.skipped = 0
+
+    def _on_device(self, crops: Crops) -> tuple[Tensor, Tensor]:
+        return self.dataset.normalized(crops, self.device), crops.labels
+
+    def _measured(self, pace: Pace) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield batches that this process loads until their pace is known; then choose a number of workers."""
+        start = time.perf_counter()
+        for crops in super().__iter__():
+            self.batch_sampler.skipped += 1
+            batch, loaded = self._on_device(crops), time.perf_counter()
+            yield batch
+            now = time.perf_counter()
+            pace.add(loaded - start, now - loaded)
+            if pace.is_known:
+                break
+            start = time.perf_counter()
+        if pace.is_known:
+            workers = pace.workers(on_cpu=torch.device(self.device).type == "cpu")
+            self.pace = None
+            self.use(workers)
+            self.on_choice(pace.describe(workers))
 
     def _as_weft_error(self, err: Exception) -> Exception:
         """Return the error of weft for one of torch; an unknown one unchanged."""
@@ -152,14 +200,16 @@ def make_loader(
     *,
     shuffle: bool,
     seed: int = 0,
-    workers: int = 0,
+    workers: int | Literal["auto"] = 0,
     drop_last: bool = False,
     repeats: int = 1,
     share: Share = WHOLE,
     is_balanced: bool = False,
     timeout_s: float = TIMEOUT_S,
+    device: torch.device | str = "cpu",
+    on_choice: Callable[[str], None] = lambda text: None,
 ) -> ImageLoader:
-    """Create a loader of (images, labels): float32 (b c h w) and int64 (b).
+    """Create a loader of (images, labels): float32 (b c h w) on `device`, and int64 (b).
 
     Call `start_at` (or `dataset.set_epoch`) before each iteration. Equal seeds and epochs give equal bits with any
     number of workers and from any step.
@@ -169,18 +219,21 @@ def make_loader(
         batch_size: images per step, at least 1; `share` decides how a step is divided into batches.
         shuffle: draw a new order for each epoch; else the order of the source.
         seed: seed of the order.
-        workers: number of processes that read and decode; 0 uses this process.
+        workers: number of processes that read and decode; 0 uses this process. auto: this process, until the time of
+            its batches and of the work with them shows how many are needed.
         drop_last: omit an incomplete last batch.
         repeats: repeated augmentation, as in `Order`.
         share: part of every step that this process computes.
         is_balanced: with `shuffle`, draw every class equally often, as `Order` does with labels.
         timeout_s: maximum time for a batch from the workers, in seconds.
+        device: where the images, which arrive as 8-bit pixels, are normalised.
+        on_choice: called with a sentence when a number of workers is chosen.
 
     Raises:
         UsageError: a number out of its range, or no complete batch with `drop_last`; when iteration starts, no
             resources for the workers.
     """
-    if batch_size < 1 or workers < 0:
+    if batch_size < 1 or (workers != "auto" and workers < 0):
         raise UsageError(f"batch_size must be at least 1 and workers at least 0; got {batch_size} and {workers}.")
     order = Order(
         len(dataset),
@@ -192,13 +245,17 @@ def make_loader(
         share=share,
         labels=dataset.source.labels if is_balanced else None,
     )
-    return ImageLoader(
+    loader = ImageLoader(
         dataset,
         batch_sampler=EpochBatches(dataset, order),
-        num_workers=workers,
-        persistent_workers=workers > 0,
+        num_workers=1,  # torch requires one for persistent workers; `use` sets the number
+        persistent_workers=True,
         pin_memory=torch.cuda.is_available(),
-        timeout=timeout_s if workers else 0,
         worker_init_fn=_leave_process_group,
+        collate_fn=_as_it_is,
         generator=torch.Generator(),  # else every iteration would draw from the global generator
     )
+    loader.device, loader.patience_s, loader.on_choice = device, timeout_s, on_choice
+    loader.pace = Pace() if workers == "auto" else None
+    loader.use(0 if workers == "auto" else workers)
+    return loader

@@ -21,6 +21,9 @@ from weft.models.contract import data_config
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from weft.data.colour import Picture
+    from weft.data.crops import Crop
+
 MODES = ("center", "squash", "border")
 INTERPOLATIONS = ("bicubic", "bilinear", "lanczos", "nearest", "random")
 MAX_RATIO = 1.5  # of the aspects of image and crop, without a note
@@ -82,6 +85,12 @@ class Preprocessing:
         canvas = Image.new(self.color, (self.size[1], self.size[0]), tuple(levels) if len(levels) > 1 else levels[0])
         canvas.paste(image, (-left, -top))
         return canvas
+
+    def draw(self, image: Picture) -> Crop:
+        """Return the crop for a batch of a dataset; nothing is random."""
+        from weft.data.crops import Crop
+
+        return Crop(np.asarray(self.crop(Image.fromarray(image.whole()))))
 
     def pixels(self, image: Image.Image) -> Pixels:
         """Return the crop as an array, with the size of the whole image."""

@@ -13,23 +13,35 @@ import torch
 
 def mix_seed(*numbers: int) -> int:
     """Return a uniformly distributed seed, 0 to 2**63 - 1, from numbers such as (seed, epoch, index)."""
-    return int.from_bytes(_digest(numbers)[:8], "little") >> 1
+    return _first_63_bits(_digest(numbers))
 
 
 @contextlib.contextmanager
 def seeded_rng(*numbers: int) -> Iterator[None]:
     """Seed `random`, `numpy.random` and `torch` (CPU) from `numbers` inside the context; restore their states after."""
-    digest = _digest(numbers)
+    with kept_rng():
+        seed_rng(*numbers)
+        yield
+
+
+@contextlib.contextmanager
+def kept_rng() -> Iterator[None]:
+    """Restore the states of `random`, `numpy.random` and `torch` (CPU) after the context."""
     python_state, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    random.seed(digest[8:16])
-    np.random.seed(np.frombuffer(digest[16:32], np.uint32))
-    torch.default_generator.manual_seed(mix_seed(*numbers))  # torch.manual_seed would also seed every GPU
     try:
         yield
     finally:
         random.setstate(python_state)
         np.random.set_state(numpy_state)
         torch.set_rng_state(torch_state)
+
+
+def seed_rng(*numbers: int) -> None:
+    """Seed `random`, `numpy.random` and `torch` (CPU) from `numbers`."""
+    digest = _digest(numbers)
+    random.seed(digest[8:16])
+    np.random.seed(np.frombuffer(digest[16:32], np.uint32))
+    torch.default_generator.manual_seed(_first_63_bits(digest))  # torch.manual_seed would also seed every GPU
 
 
 def epoch_order(num_samples: int, seed: int, epoch: int) -> list[int]:
@@ -41,3 +53,7 @@ def epoch_order(num_samples: int, seed: int, epoch: int) -> list[int]:
 
 def _digest(numbers: tuple[int, ...]) -> bytes:
     return hashlib.blake2b(repr(numbers).encode(), digest_size=32).digest()
+
+
+def _first_63_bits(digest: bytes) -> int:
+    return int.from_bytes(digest[:8], "little") >> 1

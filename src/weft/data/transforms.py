@@ -1,30 +1,38 @@
-"""Random transforms from upright RGB images to tensors, for training; `preprocessing` has the one for evaluation.
+"""Random transforms of upright RGB images for training; `preprocessing` has the one for evaluation.
 
-Both take the result of `open_image`, so that training, evaluation and prediction use the same pixels.
+Both take the pixels of `open_image`, so that training, evaluation and prediction use the same. A transform draws 8-bit
+pixels; `weft.data.crops` normalises them where the model is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from operator import methodcaller
-from typing import TYPE_CHECKING, Any
+import math
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float, UInt8
 from PIL import Image
+from torch import Tensor
+from torch.nn import functional as F
 
+from weft.data.colour import Picture
+from weft.data.crops import Crop, Patch, batch_of, normalized
 from weft.data.preprocessing import Preprocessing, eval_transform
 from weft.errors import UsageError
 from weft.lazy import LazyModule
 from weft.text import reason_of
 
-if TYPE_CHECKING:
-    from torchvision.transforms import Compose
-
 transforms: Any = LazyModule("torchvision.transforms")
 timm_augment: Any = LazyModule("timm.data.auto_augment")
 timm_data: Any = LazyModule("timm.data")
 
+Window = Callable[[Picture], UInt8[np.ndarray, "h w 3"]]
+
+ATTEMPTS = 10  # to draw a region that fits into the image
+ERASED_AREA, ERASED_RATIO = (0.02, 1 / 3), 0.3  # fractions of the image; smallest ratio of height and width
 SMALL_SIZE = 48  # pixels; `crop=auto` shifts up to this size
 CUT_MARGIN = 32  # pixels
 PADDED_RATIO = 1 / 8  # of the side length, on each side: 4 pixels for 32, as usual for CIFAR
@@ -46,7 +54,7 @@ def train_transform(
     erase_prob: float = 0.0,
     crop_pct: float | None = None,
     crop_mode: str = "center",
-) -> Compose:
+) -> TrainTransform:
     """Create the training transform: crop, flip, color jitter, RandAugment, random erasing, in this order.
 
     Args:
@@ -76,61 +84,182 @@ def train_transform(
     input_size = (in_chans, size, size) if isinstance(size, int) else (in_chans, *size)
     cfg = dict(input_size=input_size, mean=tuple(mean), std=tuple(std), crop_pct=crop_pct, crop_mode=crop_mode)
     whole = eval_transform({**cfg, "interpolation": interpolation})
-    steps = [_crop(crop, whole, scale, ratio, interpolation)]
-    if hflip:
-        steps.append(transforms.RandomHorizontalFlip())
+    window, operations = _window(crop, whole, scale, ratio, interpolation), []
     if color_jitter:
-        steps.append(transforms.ColorJitter(color_jitter, color_jitter, color_jitter))
+        operations.append(_ColorJitter(color_jitter))
     if rand_augment:
-        steps.append(_rand_augment(rand_augment, whole.size, whole.mean, interpolation))
-    steps += [methodcaller("convert", whole.color)]  # gray images keep their levels exactly
-    steps += [transforms.ToTensor(), transforms.Normalize(whole.mean, whole.std)]
-    if erase_prob:
-        steps.append(timm_data.random_erasing.RandomErasing(erase_prob, mode="pixel", device="cpu"))
-    return transforms.Compose(steps)
+        operations.append(_rand_augment(rand_augment, whole.size, whole.mean, interpolation))
+    return TrainTransform(whole, window, operations, hflip=hflip, erase_prob=erase_prob)
 
 
-def _crop(
+class TrainTransform:
+    """Draws random crops of images; `train_transform` describes the steps.
+
+    Args:
+        whole: size, colours and normalisation of the result.
+        window: draws the part of the image, in the size of the result.
+        operations: on the Pillow image of this part.
+        hflip: flip with probability 0.5.
+        erase_prob: probability of a patch of noise.
+    """
+
+    def __init__(
+        self,
+        whole: Preprocessing,
+        window: Window,
+        operations: Sequence[Callable[[Image.Image], Image.Image]],
+        *,
+        hflip: bool,
+        erase_prob: float,
+    ):
+        self.mean, self.std, self.color = whole.mean, whole.std, whole.color
+        self.window, self.operations, self.hflip, self.erase_prob = window, operations, hflip, erase_prob
+
+    def __call__(self, image: Image.Image) -> Float[Tensor, "c h w"]:
+        """Return the augmented, normalised image; `image` is upright RGB."""
+        return normalized(batch_of([self.draw(Picture(np.array(image)))], [0]), self.mean, self.std)[0]
+
+    def draw(self, image: Picture) -> Crop:
+        """Return the augmented pixels, and the patch that is erased, if any."""
+        pixels = self.window(image)
+        if self.hflip and torch.rand(1) < 0.5:
+            pixels = pixels[:, ::-1]
+        if self.operations or self.color != "RGB":
+            picture = Image.fromarray(np.ascontiguousarray(pixels))
+            for operation in self.operations:
+                picture = operation(picture)
+            pixels = np.asarray(picture.convert(self.color))  # gray images keep their levels exactly
+        return Crop(pixels, self._patch(*pixels.shape[:2]) if self.erase_prob else None)
+
+    def _patch(self, height: int, width: int) -> Patch | None:
+        """Draw random erasing (arXiv 1708.04896) with the random numbers of timm's `RandomErasing`."""
+        if random.random() > self.erase_prob:
+            return None
+        for _ in range(ATTEMPTS):
+            area = random.uniform(*ERASED_AREA) * height * width
+            aspect = math.exp(random.uniform(math.log(ERASED_RATIO), -math.log(ERASED_RATIO)))
+            tall, wide = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+            if tall < height and wide < width:
+                top, left = random.randint(0, height - tall), random.randint(0, width - wide)
+                return Patch(top, left, torch.empty(len(self.mean), tall, wide).normal_())
+        return None
+
+
+def _window(
     crop: str, whole: Preprocessing, scale: tuple[float, float], ratio: tuple[float, float], interpolation: str
-) -> Any:
-    size, margin = whole.size, 0
+) -> Window:
+    size = whole.size
     if crop == "auto":
         crop = "shift" if max(size) <= SMALL_SIZE else "resized"
     match crop:
         case "none":
-            return whole.crop
+            return lambda image: np.asarray(whole.crop(Image.fromarray(image.whole())))
         case "resized":
-            crop_resized = timm_data.transforms.RandomResizedCropAndInterpolation
-            return crop_resized(size, scale=scale, ratio=ratio, interpolation=interpolation)
+            modes = ("bilinear", "bicubic") if interpolation == "random" else (interpolation,)
+            return _ResizedCrop(size, scale, ratio, modes)
         case "shift":
-            window = _Shift(max(round(min(size) * PADDED_RATIO), 1))
+            return _Shift(size, max(round(min(size) * PADDED_RATIO), 1), whole.interpolation)
         case "cut":
-            margin, window = CUT_MARGIN, transforms.RandomCrop(size)
+            return _Cut(size, whole.interpolation)
         case _:
             raise UsageError(f"crop must be auto, resized, shift, cut or none; got '{crop}'.")
-    mode = transforms.InterpolationMode(whole.interpolation)
-    return transforms.Compose([transforms.Resize([side + margin for side in size], mode), window])
+
+
+class _ResizedCrop:
+    """Resize a random region, drawn with the random numbers of timm's `RandomResizedCropAndInterpolation`."""
+
+    def __init__(
+        self, size: tuple[int, int], scale: tuple[float, float], ratio: tuple[float, float], modes: Sequence[str]
+    ):
+        self.size, self.scale, self.ratio, self.modes = size, scale, ratio, modes
+
+    def __call__(self, image: Picture) -> np.ndarray:
+        region = image.region(*self._box(*image.pixels.shape[:2]))
+        return _resized(region, self.size, random.choice(self.modes) if self.modes[1:] else self.modes[0])
+
+    def _box(self, height: int, width: int) -> tuple[int, int, int, int]:
+        """Return (top, left, height, width) of the region; of the centre if none fits."""
+        ends = math.log(self.ratio[0]), math.log(self.ratio[1])
+        for _ in range(ATTEMPTS):
+            area = random.uniform(*self.scale) * height * width
+            aspect = math.exp(random.uniform(*ends))
+            wide, tall = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+            if wide <= width and tall <= height:
+                return random.randint(0, height - tall), random.randint(0, width - wide), tall, wide
+        tall = min(height, round(width / min(self.ratio)))
+        wide = min(width, round(height * max(self.ratio)))
+        return (height - tall) // 2, (width - wide) // 2, tall, wide
 
 
 class _Shift:
-    """Shift an image at random by up to `margin` pixels in each direction, with edge padding.
+    """Shift a resized image at random by up to `margin` pixels in each direction, with edge padding.
 
-    Equal to torchvision's RandomCrop with edge padding, also in its random draws, which takes 1.6 times as long
-    (benchmarks/training/kernels.csv).
+    Equal to torchvision's RandomCrop with edge padding, also in its random draws.
     """
 
-    def __init__(self, margin: int):
-        self.margin = margin
+    def __init__(self, size: tuple[int, int], margin: int, mode: str):
+        self.size, self.margin, self.mode = size, margin, mode
+        # of the padded image: the row and the column of the image that each shows
+        self.rows, self.cols = (np.arange(-margin, side + margin).clip(0, side - 1) for side in size)
+
+    def __call__(self, image: Picture) -> np.ndarray:
+        pixels, (height, width) = _resized(image.whole(), self.size, self.mode), self.size
+        top, left = (int(torch.randint(2 * self.margin + 1, (1,))) for _ in range(2))
+        return pixels.take(self.rows[top : top + height], 0).take(self.cols[left : left + width], 1)
+
+
+class _Cut:
+    """Resize an image to a margin more than the size, and cut out the size at random, as torchvision's RandomCrop."""
+
+    def __init__(self, size: tuple[int, int], mode: str):
+        self.size, self.mode = size, mode
+
+    def __call__(self, image: Picture) -> np.ndarray:
+        (height, width), (tall, wide) = self.size, (side + CUT_MARGIN for side in self.size)
+        pixels = _resized(image.whole(), (tall, wide), self.mode)
+        top, left = (int(torch.randint(CUT_MARGIN + 1, (1,))) for _ in range(2))
+        return pixels[top : top + height, left : left + width]
+
+
+def _resized(pixels: np.ndarray, size: tuple[int, int], mode: str) -> np.ndarray:
+    """Resize with antialiasing; for the common modes, PyTorch takes less than half of the time of Pillow."""
+    if pixels.shape[:2] == size:
+        return pixels
+    if mode not in ("bilinear", "bicubic"):
+        height, width = size
+        return np.asarray(Image.fromarray(pixels).resize((width, height), Image.Resampling[mode.upper()]))
+    image = torch.from_numpy(pixels).permute(2, 0, 1)[None]
+    return F.interpolate(image, size, mode=mode, antialias=True)[0].permute(1, 2, 0).numpy()
+
+
+class _ColorJitter:
+    """Brightness, contrast and saturation by random factors, in random order: the pixels of torchvision's ColorJitter.
+
+    Brightness and contrast map every value by itself, so that 256 values are blended, and not every pixel.
+    """
+
+    RAMP = Image.frombytes("L", (256, 1), bytes(range(256)))
+
+    def __init__(self, strength: float):
+        jitter = transforms.ColorJitter(strength, strength, strength)
+        self.ranges = (jitter.brightness, jitter.contrast, jitter.saturation, None)
 
     def __call__(self, image: Image.Image) -> Image.Image:
-        pixels = np.asarray(image)
-        top, left = (int(torch.randint(2 * self.margin + 1, (1,))) - self.margin for _ in range(2))
-        rows = np.arange(top, top + image.height).clip(0, image.height - 1)
-        cols = np.arange(left, left + image.width).clip(0, image.width - 1)
-        return Image.fromarray(pixels[rows[:, None], cols])
+        order, *factors, _ = transforms.ColorJitter.get_params(*self.ranges)
+        for number in order.tolist():
+            if number < 2:
+                level = 0 if number == 0 else _mean_level(image)
+                table = Image.blend(Image.new("L", (256, 1), level), self.RAMP, factors[number]).tobytes()
+                image = image.point(list(table) * 3)
+            elif number == 2:
+                image = Image.blend(image.convert("L").convert("RGB"), image, factors[number])
+        return image
 
-    def __repr__(self) -> str:
-        return f"Shift({self.margin})"
+
+def _mean_level(image: Image.Image) -> int:
+    """Return the mean luma, rounded."""
+    counts = image.convert("L").histogram()
+    return int(sum(map(int.__mul__, counts, range(256))) / sum(counts) + 0.5)
 
 
 def _rand_augment(policy: str, size: tuple[int, int], mean: Sequence[float], interpolation: str) -> Any:
@@ -139,7 +268,8 @@ def _rand_augment(policy: str, size: tuple[int, int], mean: Sequence[float], int
         "img_mean": tuple(min(255, round(255 * value)) for value in mean),
     }
     if interpolation != "random":
-        hparams["interpolation"] = timm_data.transforms.str_to_pil_interp(interpolation)
+        rotation = "bicubic" if interpolation == "lanczos" else interpolation  # Pillow rotates with no wider filter
+        hparams["interpolation"] = timm_data.transforms.str_to_pil_interp(rotation)
     try:
         augment = timm_augment.rand_augment_transform(policy, hparams)
     except (AssertionError, ValueError, KeyError) as err:

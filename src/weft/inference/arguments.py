@@ -42,7 +42,7 @@ class InferenceOptions:
     img_size: ImageSize | None = None
     device: Device = "auto"
     precision: Precision = "fp32"
-    workers: Workers = 0
+    workers: Workers = "auto"
     limit: Positive | None = None
     max_pixels: Positive | None = None
     follow_links: bool = False

@@ -55,7 +55,7 @@ def evaluate(
     img_size: int | tuple[int, int] | str | None = None,
     device: str | None = None,
     precision: str | None = None,
-    workers: int | None = None,
+    workers: int | str | None = None,
     limit: int | None = None,
     max_pixels: int | None = None,
     follow_links: bool | None = None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from typing import Literal
 
 import numpy as np
 import torch
@@ -27,7 +28,13 @@ from weft.progress import Work
 
 
 def evaluation_batches(
-    source: Source, model: nn.Module | ModelInfo, batch_size: int, workers: int, *, share: Share = WHOLE
+    source: Source,
+    model: nn.Module | ModelInfo,
+    batch_size: int,
+    workers: int | Literal["auto"],
+    *,
+    share: Share = WHOLE,
+    device: torch.device | str = "cpu",
 ) -> ImageLoader:
     """Load all images in their order, with the preprocessing of a model; with several processes, the share of this one.
 
@@ -38,7 +45,7 @@ def evaluation_batches(
         raise DataError("An evaluation needs at least one image; got none. Give every class two images or more.")
     transform = eval_transform(preprocessing(model))
     images = ImageDataset(source, transform, value_range=transform.value_range)
-    return make_loader(images, batch_size, shuffle=False, workers=workers, share=share)
+    return make_loader(images, batch_size, shuffle=False, workers=workers, share=share, device=device)
 
 
 def measured(

@@ -16,7 +16,7 @@ Positive = Annotated[int, Within(1)]
 Side = Annotated[int, Within(8, 4096)]
 ImageSize = Side | tuple[Side, Side]
 BatchSize = Annotated[int, Within(1, 65_536)]
-Workers = Annotated[int, Within(0, 1024)]
+Workers = Annotated[int, Within(0, 1024)] | Literal["auto"]
 Threads = Annotated[int, Within(1, MAX_THREADS)]
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Precision = Literal["auto", "fp32", "bf16"]
@@ -324,8 +324,9 @@ class Recipe:
     sync_bn: bool = False
     """With several processes on GPUs: compute BatchNorm statistics over all of them. On a CPU it is refused."""
 
-    workers: Workers = option(0)
-    """Data loader processes per device; 0 loads in the main process. Results do not depend on it."""
+    workers: Workers = option("auto")
+    """Data loader processes per device; 0 loads in the main process. auto: as many as the first training steps need to
+    get their images in time. Results do not depend on it."""
 
     evaluate_every: Annotated[int, Within(1, 100_000)] = 1
     """Evaluate after every N epochs; the last epoch is always evaluated."""

@@ -84,7 +84,8 @@ def seconds_per_image(recipe: Recipe, splits: Splits) -> float:
     while len(timed) < TIMED_STEPS and np.sum(timed) <= TIMED_S:
         timed.append(next(times))
     waited, computed = np.mean(timed, axis=0) / size
-    return max(computed, waited / recipe.workers) if recipe.workers else computed + waited
+    workers = 0 if recipe.workers == "auto" else recipe.workers
+    return max(computed, waited / workers) if workers else computed + waited
 
 
 def stages_of(epochs: int) -> list[int]:

@@ -10,6 +10,7 @@ from weft.data.order import Share
 from weft.errors import UsageError
 from weft.machine.runtime import Runtime
 from weft.models.contract import preprocessing
+from weft.progress import say
 from weft.recipes import Recipe
 from weft.train.objective import check_mixing
 
@@ -67,6 +68,8 @@ def training_batches(recipe: Recipe, dataset: ImageDataset, model: nn.Module, ru
         repeats=recipe.augment.repeats,
         share=share,
         is_balanced=recipe.data.sampling == "balanced",
+        device=runtime.device,
+        on_choice=say,
     )
     check_mixing(recipe, size, share.parts)
     return loader

@@ -18,7 +18,7 @@ from weft.machine.runtime import Runtime
 from weft.models.families import plugins
 from weft.version import __version__
 
-RECORDED = ("torch", "torchvision", "timm", "numpy", "pillow")
+RECORDED = ("torch", "torchvision", "timm", "numpy", "pillow", "simplejpeg")
 VARIABLES = (  # of the environment; they select algorithms whose last bits differ
     *("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE"),
     *("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG"),

@@ -28,6 +28,7 @@ from weft.train.curves import curve_figures
 from weft.train.held_out import HeldOutOutputs, read_held_out
 from weft.train.mirrored_classes import find_mirrored, mirrored_text
 from weft.train.plan import Plan
+from weft.train.reporter import waiting_lines
 from weft.train.result import RunResult
 from weft.train.run import Run
 from weft.train.unknown import fit_detector
@@ -47,7 +48,7 @@ def finish(run: Run) -> RunResult:
         best_epoch=best.epoch,
         seconds=run.seconds,
         evaluation=evaluation,
-        notes=tuple(class_lines(evaluation)),
+        notes=(*class_lines(evaluation), *waiting_lines(run.history)),
     )
     if run.runtime.is_main:
         result = _concluded(run, result)

@@ -86,6 +86,7 @@ class Plan:
             order.batch_size,
             self.recipe.workers,
             share=dataclasses.replace(order.share, accumulate=1),
+            device=self.runtime.device,
         )
 
     def measured(self, *, measure: bool = True) -> Plan:

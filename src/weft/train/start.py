@@ -52,7 +52,7 @@ def train(
     seed: int | None = None,
     device: str | None = None,
     precision: str | None = None,
-    workers: int | None = None,
+    workers: int | str | None = None,
     limit: int | None = None,
     max_pixels: int | None = None,
     folds: int | None = None,

@@ -51,7 +51,7 @@ nitpick_ignore_regex = [
     ("py:class", r"pydantic\..*|weft\.checkpoints\.confidence\._\w+"),  # in the representation of annotated types
     ("py:class", r"AllowInfNan|FieldInfo|Ge|Le|NoneType|Path|ndarray"),  # in the representation of annotated types
     ("py:class", r"BatchSize|Field|Format|Number|Precision|Seconds"),  # aliases of annotated types
-    ("py:class", r"Compose|Float|LrFinding|Runtime"),  # imported for type checkers alone
+    ("py:class", r"Float|ImageCms\..*|Int64|Loading|LrFinding|Pace|Runtime|UInt8"),  # imported for type checkers alone
 ]
 
 

@@ -114,6 +114,8 @@ REFUSED = {
         "recipes show no/such.yaml": "no/such.yaml must be readable; No such file or directory",
         # data
         "data check digits": "DATA must be a directory; got digits, which is part of scikit-learn",
+        "data bench photos --seconds 0": "seconds must be above 0 and finite; got 0.0.",
+        "data bench": "weft data bench needs DATA; got none. Usage: weft data bench DATA [options]. See: ",
         "data check photos --max-pixels 0": "max_pixels must be a whole number at least 1; got '0'",
         "data check photos --max-pixels 1e8": "must be a whole number at least 1; got '1e8'",
         "data check": "weft data check needs DATA; got none. Usage: weft data check DATA [options]. See: ",

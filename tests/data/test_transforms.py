@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 
 import numpy as np
@@ -37,6 +38,25 @@ def test_a_shift_is_torchvisions_draw_for_draw(size, margin):
         expected = theirs(Image.fromarray(pixels))
         torch.manual_seed(seed)
         assert np.array_equal(shift(Picture(pixels)), expected)
+
+
+@pytest.mark.parametrize("in_chans", [1, 3])
+@pytest.mark.parametrize("crop", ["resized", "shift", "cut", "none"])
+def test_every_crop_is_sent_to_workers_and_takes_every_operation(crop, in_chans):
+    mean = (0.5,) * in_chans
+    policy = "rand-m9-mstd0.5-inc1"
+    transform = train_transform(
+        16, mean, mean, crop=crop, in_chans=in_chans, color_jitter=0.4, rand_augment=policy, erase_prob=0.5
+    )
+    assert pickle.loads(pickle.dumps(transform))(PHOTO).shape == (in_chans, 16, 16)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 2), (3, 1), (2, 40)])
+def test_the_smallest_images_have_crops(size):
+    transform = train_transform(64, MEAN, STD, crop="resized")
+    for seed in range(60):
+        with seeded_rng(seed):
+            assert transform(Image.new("RGB", size)).shape == (3, 64, 64)
 
 
 @pytest.mark.parametrize("name", ["levit_128s", "deit_tiny_patch16_224", "resnet18", "mobilenetv3_small_100"])

@@ -33,6 +33,7 @@ def measured(loading: float, working: float) -> Pace:
 )
 def test_the_number_that_loads_in_time(cores, ranks, loading, working, on_cpu, expected, monkeypatch):
     monkeypatch.setattr(workers, "available_cores", lambda: cores)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: cores)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
     assert measured(loading, working).workers(on_cpu=on_cpu) == expected
 
@@ -73,6 +74,28 @@ def test_the_bits_do_not_depend_on_the_choice(accumulate, monkeypatch):
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def test_iterations_next_to_each_other_are_whole(monkeypatch):
+    monkeypatch.setattr(workers, "START_S", 0.0)
+    monkeypatch.setattr(Pace, "workers", lambda self, on_cpu: 0)
+
+    def labels(batches):
+        return [label for _, labels in batches for label in labels.tolist()]
+
+    loader = make_loader(ImageDataset(SOURCE, VARIED), 2, shuffle=False, workers="auto")
+    one, other = iter(loader), iter(loader)
+    next(one), next(other)
+    one.close()
+    assert labels(other) == labels(loader)[2:] == SOURCE.labels[2:]
+
+
+def test_no_process_starts_for_the_rest_of_a_pass(monkeypatch):
+    monkeypatch.setattr(workers, "START_S", 0.0)
+    monkeypatch.setattr(Pace, "workers", lambda self, on_cpu: 2)
+    loader = make_loader(ImageDataset(SOURCE, VARIED), 4, shuffle=False, workers="auto")
+    assert sum(len(labels) for _, labels in loader) == len(SOURCE)  # 6 batches: most of them are read when it is known
+    assert (loader.num_workers, loader.pace is None) == (0, False)
 
 
 def test_an_evaluation_is_whole_in_every_round(monkeypatch):

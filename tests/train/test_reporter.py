@@ -39,7 +39,7 @@ def reported(*, terminal: bool, quiet: bool = False) -> str:
             "epoch 2/3  loss 1.250  training top-1  61.5 %  held out  70.12 %  (best)",
         ),
         (
-            {"seconds": 80.0, "data_wait": 44.6, "val_top1": math.nan},
+            {"seconds": 30.0, "data_wait": 44.6, "val_top1": math.nan},
             "epoch 2/3  loss 1.250  training top-1  61.5 %  1,234 images/s, waiting for images 45 %  (best)",
         ),
     ],
@@ -49,7 +49,7 @@ def test_the_line_of_an_epoch_states_what_is_known(changes: dict[str, float], ex
 
 
 @pytest.mark.parametrize(
-    ("wait", "seconds", "advised"), [(50.0, 80.0, True), (50.0, 20.0, False), (15.0, 900.0, False), (0.0, 0.0, False)]
+    ("wait", "seconds", "advised"), [(50.0, 40.0, True), (50.0, 39.0, False), (15.0, 900.0, False), (0.0, 0.0, False)]
 )
 def test_advice_for_a_run_that_waits_for_images(wait: float, seconds: float, advised: bool) -> None:
     history = [ROW._replace(epoch=epoch, data_wait=wait, seconds=seconds) for epoch in range(3)]

@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 
 app = App(
     name="data",
-    help="Check data, find wrong labels, prepare data for training.",
+    help="Check data, find wrong labels, prepare data for training, measure how fast it is loaded.",
     help_epilogue="""example:
   weft data check photos
+  weft data bench photos
   weft data review photos --out review
   weft data prepare photos packed --size 320""",
     group_commands=Group("Commands"),
@@ -48,6 +49,13 @@ class Features(ReadOptions):
     batch_size: str | None = None
     device: str | None = None
     precision: str | None = None
+
+
+@flat
+class OfBench(Features):
+    """Network and machine that train on the images."""
+
+    model: str | None = None
 
 
 @app.command
@@ -111,6 +119,40 @@ def check(
         print(_report(inventory))
         print(_verdict(inventory, problem, f"weft train {data}{options}", no_decode=no_decode))
     return DataError.exit_code if problem or (strict and inventory.bad) else 0
+
+
+@app.command
+def bench(
+    data: str,
+    /,
+    *,
+    recipe: Annotated[opt.Recipe, in_group("Training")] = None,
+    settings: opt.Settings = None,
+    seconds: float = 5.0,
+    of_recipe: OfBench = OfBench(),
+    shown: opt.Shown = opt.Shown(),
+) -> int:
+    """Measure how fast training images are loaded, by number of processes, and whether that keeps training busy.
+
+    Args:
+        data: any data that train reads
+        settings: recipe setting, for example augment.rand_augment=null; may be repeated
+        seconds: time for each number of processes
+
+    Example:
+        weft data bench photos --model levit_256
+    """
+    import weft.train as library
+
+    common = {"recipe": recipe, "settings": pairs(settings), **given(of_recipe)}
+    result = library.loading_speed(data, seconds=seconds, **common)
+    if shown.json:
+        print_json(result.as_dict())
+    else:
+        rows = [(rate.workers, f"{rate.images_per_second:,.0f}") for rate in result.rates]
+        print(table(("workers", "images/s"), rows) + "\n")
+        print(result.headline())
+    return 0
 
 
 @app.command

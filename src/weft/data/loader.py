@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from types import TracebackType
 from typing import Any, ClassVar, Literal
 
@@ -86,7 +86,7 @@ class EpochBatches(Sampler[list[Key]]):
         self.dataset, self.order, self.start, self.skipped = dataset, order, 0, 0
 
     def __len__(self) -> int:
-        return (self.order.steps_per_epoch - self.start) * self.order.share.accumulate - self.skipped
+        return (self.order.steps_per_epoch - self.start) * self.order.share.accumulate
 
     def __iter__(self) -> Iterator[list[Key]]:
         steps = range(self.start, self.order.steps_per_epoch)
@@ -138,34 +138,39 @@ class ImageLoader(DataLoader):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch's own, narrower type is private
         try:
             if self.pace is not None:
-                yield from self._measured(self.pace)
-            for crops in super().__iter__():
+                read = yield from self._measured(self.pace)
+                if self.pace is not None:
+                    return
+                self.batch_sampler.skipped = read
+            batches = super().__iter__()
+            self.batch_sampler.skipped = 0  # of other iterations
+            for crops in batches:
                 yield self._on_device(crops)
         except (DataError, OSError, RuntimeError) as err:
             raise self._as_weft_error(err) from None
-        finally:
-            self.batch_sampler.skipped = 0
 
     def _on_device(self, crops: Crops) -> tuple[Tensor, Tensor]:
         return self.dataset.normalized(crops, self.device), crops.labels
 
-    def _measured(self, pace: Pace) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield batches that this process loads until their pace is known; then choose a number of workers."""
-        start = time.perf_counter()
+    def _measured(self, pace: Pace) -> Generator[tuple[Tensor, Tensor], None, int]:
+        """Yield batches that this process loads until their pace is known, or to the end; return their number.
+
+        Then choose a number of workers, unless most of the iteration is over: the next one does.
+        """
+        read, start = 0, time.perf_counter()
         for crops in super().__iter__():
-            self.batch_sampler.skipped += 1
             batch, loaded = self._on_device(crops), time.perf_counter()
             yield batch
-            now = time.perf_counter()
+            now, read = time.perf_counter(), read + 1
             pace.add(loaded - start, now - loaded)
-            if pace.is_known:
+            if pace.is_known and 2 * read <= len(self.batch_sampler):
+                workers = pace.workers(on_cpu=torch.device(self.device).type == "cpu")
+                self.pace = None
+                self.use(workers)
+                self.on_choice(pace.describe(workers))
                 break
             start = time.perf_counter()
-        if pace.is_known:
-            workers = pace.workers(on_cpu=torch.device(self.device).type == "cpu")
-            self.pace = None
-            self.use(workers)
-            self.on_choice(pace.describe(workers))
+        return read
 
     def _as_weft_error(self, err: Exception) -> Exception:
         """Return the error of weft for one of torch; an unknown one unchanged."""

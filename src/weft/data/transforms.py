@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ transforms: Any = LazyModule("torchvision.transforms")
 timm_augment: Any = LazyModule("timm.data.auto_augment")
 timm_data: Any = LazyModule("timm.data")
 
-Window = Callable[[Picture], UInt8[np.ndarray, "h w 3"]]
+Window = Callable[[Picture], UInt8[np.ndarray, "h w *c"]]
 
 ATTEMPTS = 10  # to draw a region that fits into the image
 ERASED_AREA, ERASED_RATIO = (0.02, 1 / 3), 0.3  # fractions of the image; smallest ratio of height and width
@@ -125,7 +126,7 @@ class TrainTransform:
         if self.hflip and torch.rand(1) < 0.5:
             pixels = pixels[:, ::-1]
         if self.operations or self.color != "RGB":
-            picture = Image.fromarray(np.ascontiguousarray(pixels))
+            picture = Image.fromarray(np.ascontiguousarray(pixels)).convert("RGB")
             for operation in self.operations:
                 picture = operation(picture)
             pixels = np.asarray(picture.convert(self.color))  # gray images keep their levels exactly
@@ -153,7 +154,7 @@ def _window(
         crop = "shift" if max(size) <= SMALL_SIZE else "resized"
     match crop:
         case "none":
-            return lambda image: np.asarray(whole.crop(Image.fromarray(image.whole())))
+            return partial(_centre, whole)
         case "resized":
             modes = ("bilinear", "bicubic") if interpolation == "random" else (interpolation,)
             return _ResizedCrop(size, scale, ratio, modes)
@@ -163,6 +164,10 @@ def _window(
             return _Cut(size, whole.interpolation)
         case _:
             raise UsageError(f"crop must be auto, resized, shift, cut or none; got '{crop}'.")
+
+
+def _centre(whole: Preprocessing, image: Picture) -> UInt8[np.ndarray, "h w *c"]:
+    return np.asarray(whole.crop(Image.fromarray(image.whole())))
 
 
 class _ResizedCrop:
@@ -183,7 +188,7 @@ class _ResizedCrop:
         for _ in range(ATTEMPTS):
             area = random.uniform(*self.scale) * height * width
             aspect = math.exp(random.uniform(*ends))
-            wide, tall = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+            wide, tall = (max(round(math.sqrt(pixels)), 1) for pixels in (area * aspect, area / aspect))
             if wide <= width and tall <= height:
                 return random.randint(0, height - tall), random.randint(0, width - wide), tall, wide
         tall = min(height, round(width / min(self.ratio)))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import os
 
+import torch
+
 from weft.machine.processor import available_cores
 
 START_S = 2.0  # of loading in this process, from which others are started: that takes about as long
@@ -37,6 +39,8 @@ class Pace:
         longer by what the processes take from it.
         """
         cores = max(available_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
+        if on_cpu:  # as in a study, whose runs share the cores
+            cores = min(cores, torch.get_num_threads())
         if self.loading < LEAST_SHARE * (self.loading + self.working) or cores == 1:
             return 0
         elapsed = (self.loading + cores * self.working) / cores if on_cpu else self.working

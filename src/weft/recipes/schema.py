@@ -325,8 +325,8 @@ class Recipe:
     """With several processes on GPUs: compute BatchNorm statistics over all of them. On a CPU it is refused."""
 
     workers: Workers = option("auto")
-    """Data loader processes per device; 0 loads in the main process. auto: as many as the first training steps need to
-    get their images in time. Results do not depend on it."""
+    """Data loader processes per device; 0 loads in the main process. auto: as many as the first batches show to be
+    needed to load images in time. Results do not depend on it."""
 
     evaluate_every: Annotated[int, Within(1, 100_000)] = 1
     """Evaluate after every N epochs; the last epoch is always evaluated."""

@@ -19,10 +19,12 @@ if TYPE_CHECKING:
     from weft.train.labelling import Labelling as Labelling
     from weft.train.labelling import LabelProposal as LabelProposal
     from weft.train.labelling import label as label
+    from weft.train.loading import Loading as Loading
     from weft.train.result import RunResult as RunResult
     from weft.train.review_result import Finding as Finding
     from weft.train.review_result import Review as Review
     from weft.train.start import find_lr as find_lr
+    from weft.train.start import loading_speed as loading_speed
     from weft.train.start import preview as preview
     from weft.train.start import train as train
 

@@ -81,7 +81,7 @@ class Teacher:
     def cache_outputs(self, recipe: Recipe, student: nn.Module, source: Any, on_batch: Callable[[int], None]) -> None:
         """Compute and cache the logits of every image of a source, with the student's evaluation preprocessing."""
         assert isinstance(recipe.batch_size, int)
-        batches = evaluation_batches(source, student, recipe.batch_size, recipe.workers)
+        batches = evaluation_batches(source, student, recipe.batch_size, recipe.workers, device=self.runtime.device)
         logits = []
         for images, labels in batches:
             logits.append(self(self.runtime.put(images)).cpu())

@@ -111,7 +111,7 @@ def _confidences(plan: Plan, model: TorchModel, temperature: float, held_out: He
     others = np.setdiff1d(np.arange(len(source)), held_out.places)
     if len(others):
         part, batch_size = SourcePart(source, places=others.tolist()), plan.val_batches.order.batch_size
-        batches = evaluation_batches(part, model.info, batch_size, plan.recipe.workers)
+        batches = evaluation_batches(part, model.info, batch_size, plan.recipe.workers, device=plan.runtime.device)
         with Work("confidence", len(others)) as work:
             result = measure(
                 lambda images: infer(model.network, images, plan.runtime),

@@ -14,7 +14,7 @@ from weft.train.meter import Meter
 
 NAME = "training"
 MOST_WAITING = 20  # percent of the training time, without a word
-LEAST_WAITED_S = 30  # of a run, for advice
+LEAST_S = 120  # of a run, for advice
 SILENCE_S = 60  # without a bar, as in a log file, print a line at least this often
 
 
@@ -53,32 +53,30 @@ def epoch_line(row: EpochRow, epochs: int, *, is_best: bool) -> str:
         + ("" if math.isnan(row.val_top1) else f"  held out {row.val_top1:6.2f} %")
         + (f", balanced {row.val_balanced:.2f} %" if abs(row.val_balanced - row.val_top1) > 1e-6 else "")
         + _speed(row.images_per_second)
-        + (f", waiting for images {row.data_wait:.0f} %" if _waits_long([row], LEAST_WAITED_S / 5) else "")
+        + (f", waiting for images {row.data_wait:.0f} %" if _waits_long([row], LEAST_S / 4) else "")
         + ("  (best)" if is_best else "")
     )
 
 
 def waiting_lines(history: Sequence[EpochRow]) -> list[str]:
     """Return advice for a run that waited long for its images; empty for another."""
-    waited, seconds = _waited(history)
-    if not _waits_long(history, LEAST_WAITED_S):
+    if not _waits_long(history, LEAST_S):
         return []
     return [
-        f"Training waited {100 * waited / seconds:.0f} % of the time for images. Make them smaller once:"
+        f"Training waited {_waiting(history):.0f} % of the time for images. Make them smaller once:"
         " weft data prepare DATA PACKED; then train on PACKED. Or give it more cores, and processes that read:"
         " --workers N."
     ]
 
 
 def _waits_long(rows: Sequence[EpochRow], least: float) -> bool:
-    waited, seconds = _waited(rows)
-    return waited >= least and 100 * waited > MOST_WAITING * seconds
+    return sum(row.seconds for row in rows) >= least and _waiting(rows) > MOST_WAITING
 
 
-def _waited(rows: Sequence[EpochRow]) -> tuple[float, float]:
-    """Return the seconds of waiting for images, and all seconds of these epochs."""
-    epochs = [row for row in rows if row.epoch]
-    return sum(row.data_wait / 100 * row.seconds for row in epochs), sum(row.seconds for row in epochs)
+def _waiting(rows: Sequence[EpochRow]) -> float:
+    """Return the percentage of the time of training that these epochs waited for images."""
+    epochs = [row.data_wait for row in rows if row.epoch]
+    return sum(epochs) / max(len(epochs), 1)
 
 
 def _speed(images_per_second: float) -> str:

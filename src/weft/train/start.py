@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ from weft.train.track import check_trackers
 if TYPE_CHECKING:
     from torch import nn
 
+    from weft.train.loading import Loading
     from weft.train.lr_finder import LrFinding
     from weft.train.plan import Plan
     from weft.train.result import RunResult
@@ -158,6 +160,40 @@ def find_lr(
     from weft.train.lr_finder import sweep_lr
 
     return sweep_lr(plan, steps)
+
+
+@obeys_quiet
+def loading_speed(
+    data: str | Path | None = None,
+    model: str | None = None,
+    *,
+    recipe: str | Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+    seconds: float = 5.0,
+    quiet: bool = False,
+    **given: Any,
+) -> Loading:
+    """Measure how fast the training images of the run that `train` would start are loaded, by number of processes.
+
+    Writes no files, and loads no weights.
+
+    Args:
+        data, model, recipe, settings, quiet: as in `train`.
+        seconds: time for each number of processes, above 0.
+        given: other arguments of `train` that are settings, such as `img_size`.
+
+    Raises:
+        UsageError, DataError: as in `train`; or several processes.
+    """
+    if not 0 < seconds < math.inf:
+        raise UsageError(f"seconds must be above 0 and finite; got {seconds}.")
+    request = Request(data, recipe, settings, {"model": model, **given}, option="weft data bench")
+    plan = dataclasses.replace(_prepared(request), loads_weights=False)
+    if plan.runtime.world > 1:
+        raise UsageError(f"weft data bench runs in one process; got {plan.runtime.world}. Omit torchrun.")
+    from weft.train.loading import measure_loading
+
+    return measure_loading(plan, seconds)
 
 
 @obeys_quiet

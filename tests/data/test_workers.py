@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+
 import pytest
 import torch
 
@@ -74,6 +76,15 @@ def test_the_bits_do_not_depend_on_the_choice(accumulate, monkeypatch):
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def test_no_process_is_chosen_where_it_would_run_a_script_again(monkeypatch):
+    monkeypatch.setattr(workers, "START_S", 0.0)
+    monkeypatch.setattr(Pace, "workers", lambda self, on_cpu: 2)
+    monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none: "spawn")
+    loader = make_loader(ImageDataset(SOURCE, VARIED), 2, shuffle=False, workers="auto")
+    assert sum(len(labels) for _, labels in loader) == len(SOURCE)
+    assert loader.num_workers == 0
 
 
 def test_iterations_next_to_each_other_are_whole(monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import multiprocessing
 import os
 import signal
 import sys
@@ -225,7 +226,7 @@ def make_loader(
         shuffle: draw a new order for each epoch; else the order of the source.
         seed: seed of the order.
         workers: number of processes that read and decode; 0 uses this process. auto: this process, until the time of
-            its batches and of the work with them shows how many are needed.
+            its batches and of the work with them shows how many are needed; where processes are forked.
         drop_last: omit an incomplete last batch.
         repeats: repeated augmentation, as in `Order`.
         share: part of every step that this process computes.
@@ -261,6 +262,8 @@ def make_loader(
         generator=torch.Generator(),  # else every iteration would draw from the global generator
     )
     loader.device, loader.patience_s, loader.on_choice = device, timeout_s, on_choice
-    loader.pace = Pace() if workers == "auto" else None
+    # a script without `if __name__ == "__main__"` would run again in processes that are not forked
+    method = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+    loader.pace = Pace() if workers == "auto" and method == "fork" else None
     loader.use(0 if workers == "auto" else workers)
     return loader

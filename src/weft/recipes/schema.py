@@ -326,7 +326,8 @@ class Recipe:
 
     workers: Workers = option("auto")
     """Data loader processes per device; 0 loads in the main process. auto: as many as the first batches show to be
-    needed to load images in time. Results do not depend on it."""
+    needed to load images in time; 0 where processes are not forked (macOS, Windows, Python 3.14). Results do not depend
+    on it."""
 
     evaluate_every: Annotated[int, Within(1, 100_000)] = 1
     """Evaluate after every N epochs; the last epoch is always evaluated."""

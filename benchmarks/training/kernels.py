@@ -3,10 +3,9 @@
     python benchmarks/training/kernels.py --csv benchmarks/training/kernels.csv
 
 Medians of the milliseconds forward and backward: attention by torch's fused kernel or by two matrix multiplications;
-CeiT's stem with channels first or last; CvT's projection in float32 or bfloat16; the shift crop of small images by
-torchvision's transform or by weft's; QuickGELU in three forms; BatchNorm and GELU of CeiT's feed-forward part, and the
-linear layer before them; the linear layer and BatchNorm of LeViT; AdamW fused or by lists of tensors. Rows of this
-class of processor are replaced in the file, others stay.
+CeiT's stem with channels first or last; CvT's projection in float32 or bfloat16; QuickGELU in three forms; BatchNorm
+and GELU of CeiT's feed-forward part, and the linear layer before them; the linear layer and BatchNorm of LeViT; AdamW
+fused or by lists of tensors. Rows of this class of processor are replaced in the file, others stay.
 """
 
 from __future__ import annotations
@@ -18,23 +17,17 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
-from torchvision import transforms
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.common.records import replace_rows
 
 import weft
-from weft.data import train_transform
-from weft.data.colour import Picture
 from weft.layers.activation import QuickGELU
 from weft.machine.processor import processor_class
 
@@ -163,24 +156,6 @@ def step(op: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> tuple[float, 
     return middle - begun, time.perf_counter() - middle
 
 
-def crops(rounds: int) -> dict[str, list[tuple[float, float]]]:
-    """Return the seconds per crop of an image of 32 pixels, by implementation; the backward pass takes none."""
-    image = Image.effect_noise((32, 32), 64).convert("RGB")
-    own = train_transform(32, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), crop="shift").window
-    ways: dict[str, tuple[Callable[[Any], Any], Any]] = {
-        "torchvision": (transforms.RandomCrop(32, 4, padding_mode="edge"), image),
-        "weft": (own, Picture(np.asarray(image))),
-    }
-    times: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
-    for _ in range(rounds + 3):
-        for way, (transform, pixels) in ways.items():
-            begun = time.perf_counter()
-            for _ in range(200):
-                transform(pixels)
-            times[way].append(((time.perf_counter() - begun) / 200, 0.0))
-    return times
-
-
 def optimizers(name: str, rounds: int) -> dict[str, list[tuple[float, float]]]:
     """Return the seconds of a step of AdamW for a network, by implementation."""
     times: dict[str, list[tuple[float, float]]] = {}
@@ -212,7 +187,6 @@ def main() -> None:
                 times[way].append(step(op, inputs))
     for name in ("levit_256", "cvt_13", "ceit_tiny_patch16_224"):
         results[f"AdamW, {name}"] = optimizers(name, args.rounds)
-    results["shift crop of a picture of 32 pixels"] = crops(args.rounds)
     rows = []
     for name, times in results.items():
         for way, pairs in times.items():

@@ -10,14 +10,15 @@ from PIL import Image
 from torchvision import transforms as tv
 
 from tests.data.fuzz import mutant
-from tests.data.pictures import photo
+from tests.data.pictures import encoded, photo
 from tests.data.zoo import GOOD
-from weft.data import BadImage, eval_transform, open_image, train_transform
+from weft.data import BadImage, ImageDataset, eval_transform, make_loader, open_image, train_transform
 from weft.data.colour import Picture
 from weft.data.crops import batch_of, normalized
 from weft.data.decode import open_picture
 from weft.data.formats import sniff
 from weft.data.seeding import seeded_rng
+from weft.data.source import KeyedSource
 from weft.data.transforms import _rand_augment
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -127,6 +128,14 @@ def test_a_batch_is_its_images_one_by_one():
     together = normalized(batch_of(crops, [0] * 12), MEAN, STD)
     alone = [normalized(batch_of([crop], [0]), MEAN, STD)[0] for crop in crops]
     torch.testing.assert_close(together, torch.stack(alone), rtol=0, atol=0)
+
+
+def test_a_loader_normalises_on_its_device():
+    source = KeyedSource(lambda key: encoded(photo(24, 24), "JPEG"), ["a"], ["1", "2"], [0, 0])
+    dataset = ImageDataset(source, train_transform(24, MEAN, STD, erase_prob=1.0))
+    (images, labels) = next(iter(make_loader(dataset, 2, shuffle=False, device="meta")))
+    assert (images.device.type, labels.device.type) == ("meta", "cpu")
+    assert images.shape == (2, 3, 24, 24)
 
 
 @pytest.mark.parametrize("channels", [1, 3])

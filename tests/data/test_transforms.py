@@ -51,9 +51,10 @@ def test_every_crop_is_sent_to_workers_and_takes_every_operation(crop, in_chans)
     assert pickle.loads(pickle.dumps(transform))(PHOTO).shape == (in_chans, 16, 16)
 
 
+@pytest.mark.parametrize("ratio", [(3 / 4, 4 / 3), (3.0, 3.0), (0.2, 0.2)])
 @pytest.mark.parametrize("size", [(1, 1), (1, 2), (3, 1), (2, 40)])
-def test_the_smallest_images_have_crops(size):
-    transform = train_transform(64, MEAN, STD, crop="resized")
+def test_the_smallest_images_have_crops(size, ratio):
+    transform = train_transform(64, MEAN, STD, crop="resized", ratio=ratio)
     for seed in range(60):
         with seeded_rng(seed):
             assert transform(Image.new("RGB", size)).shape == (3, 64, 64)

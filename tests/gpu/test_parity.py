@@ -9,9 +9,13 @@ import torch
 import torch.nn.functional as F
 
 import weft
+from tests.data.pictures import photo
 from tests.gpu.deviation import TOLERANCE, deviation
 from tests.helpers import NANO, images, lively
 from tests.parity.test_golden import RECORDED
+from weft.data import train_transform
+from weft.data.colour import Picture
+from weft.data.crops import batch_of, normalized
 from weft.layers import attention
 from weft.layers.attention import attend
 
@@ -42,6 +46,15 @@ def test_folded_is_equal(name: str, dtype: torch.dtype, device: str) -> None:
             actual = network(x.to(dtype)).float()
             assert actual.device.type == device
             torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance)
+
+
+def test_images_are_normalised_as_on_the_cpu(device: str) -> None:
+    transform = train_transform(64, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), erase_prob=0.5)
+    picture = Picture(photo(80, 90))
+    batch = batch_of([transform.draw(picture) for _ in range(16)], [0] * 16)
+    expected, actual = (normalized(batch, transform.mean, transform.std, on) for on in ("cpu", device))
+    assert actual.device.type == device
+    torch.testing.assert_close(actual.cpu(), expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", NANO)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import io
 import math
+import re
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from weft.cli import main
 from weft.progress import Work, clock, quietly, say
 from weft.runs.directory import EpochRow
 from weft.train import reporter
@@ -57,6 +60,25 @@ def test_advice_for_a_run_that_waits_for_images(wait: float, seconds: float, adv
     assert len(lines) == advised
     if advised:
         assert lines[0].startswith("Training waited 50 % of the time for images. ")
+
+
+def test_a_bar_says_that_training_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "waiting" not in reported(terminal=True)
+    monkeypatch.setattr(reporter, "LEAST_EPOCH_S", METER.seconds)
+    assert f"{STEP}, waiting for images 25 %" in reported(terminal=True)
+
+
+def test_a_run_that_waited_says_so_at_its_end(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(reporter, "LEAST_RUN_S", 0)
+    monkeypatch.setattr(reporter, "MOST_WAITING", -1)
+    assert (
+        main(["train", str(photos), "--model", "levit_nano_32", "--epochs", "1", "--out", str(tmp_path / "run")]) == 0
+    )
+    assert re.search(r"Training waited \d+ % of the time for images\. ", capsys.readouterr().out)
+    page = (tmp_path / "run" / "report" / "report.html").read_text()
+    assert re.search(r"<dt>waiting for images</dt><dd>\d+ % of the training time</dd>", page)
 
 
 def test_a_terminal_gets_a_bar_as_well() -> None:

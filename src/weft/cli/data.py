@@ -128,7 +128,7 @@ def bench(
     *,
     recipe: Annotated[opt.Recipe, in_group("Training")] = None,
     settings: opt.Settings = None,
-    seconds: float = 5.0,
+    seconds: Annotated[float, in_group("Options", metavar="N")] = 5.0,
     of_recipe: OfBench = OfBench(),
     shown: opt.Shown = opt.Shown(),
 ) -> int:
@@ -137,7 +137,7 @@ def bench(
     Args:
         data: any data that train reads
         settings: recipe setting, for example augment.rand_augment=null; may be repeated
-        seconds: time for each number of processes
+        seconds: seconds for each number of processes (default: 5)
 
     Example:
         weft data bench photos --model levit_256

@@ -127,8 +127,7 @@ def _split_alpha(image: Image.Image) -> tuple[Image.Image, Image.Image | None]:
 def _to_srgb(image: Image.Image, profile: Any) -> tuple[Image.Image, list[str]]:
     """Convert to RGB, by the embedded profile if it fits the channels."""
     if profile:
-        is_readable = isinstance(profile, bytes) and len(profile) <= MAX_PROFILE
-        mode, transform = _transform(profile) if is_readable else ("", None)
+        mode, transform = _read(profile)
         fits = (mode == "CMYK") == (image.mode == "CMYK") and (mode != "L" or image.mode in GRAY)
         if not mode or not fits:
             return image.convert("RGB"), ["icc-unreadable"]
@@ -139,10 +138,14 @@ def _to_srgb(image: Image.Image, profile: Any) -> tuple[Image.Image, list[str]]:
 
 def conversion_of(image: Image.Image) -> ImageCms.ImageCmsTransform | None:
     """Return the conversion of the pixels of an RGB image by its colour profile; None if it needs none."""
-    profile = image.info.get("icc_profile")
-    is_readable = isinstance(profile, bytes) and 0 < len(profile) <= MAX_PROFILE
-    mode, transform = _transform(profile) if is_readable else ("", None)
+    mode, transform = _read(image.info.get("icc_profile"))
     return transform if mode == "RGB" else None
+
+
+def _read(profile: Any) -> tuple[str, ImageCms.ImageCmsTransform | None]:
+    """Return input mode and conversion of an embedded profile; an empty mode for none, or one that is not used."""
+    is_readable = isinstance(profile, bytes) and 0 < len(profile) <= MAX_PROFILE
+    return _transform(profile) if is_readable else ("", None)
 
 
 @functools.lru_cache(MAX_TRANSFORMS)

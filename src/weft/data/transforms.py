@@ -191,8 +191,8 @@ class _ResizedCrop:
             wide, tall = (max(round(math.sqrt(pixels)), 1) for pixels in (area * aspect, area / aspect))
             if wide <= width and tall <= height:
                 return random.randint(0, height - tall), random.randint(0, width - wide), tall, wide
-        tall = min(height, round(width / min(self.ratio)))
-        wide = min(width, round(height * max(self.ratio)))
+        tall = min(height, max(round(width / min(self.ratio)), 1))
+        wide = min(width, max(round(height * max(self.ratio)), 1))
         return (height - tall) // 2, (width - wide) // 2, tall, wide
 
 
@@ -227,7 +227,7 @@ class _Cut:
 
 
 def _resized(pixels: np.ndarray, size: tuple[int, int], mode: str) -> np.ndarray:
-    """Resize with antialiasing; for the common modes, PyTorch takes less than half of the time of Pillow."""
+    """Resize with antialiasing; PyTorch, which has two of the modes, is faster than Pillow with AVX2."""
     if pixels.shape[:2] == size:
         return pixels
     if mode not in ("bilinear", "bicubic"):

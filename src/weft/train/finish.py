@@ -28,7 +28,7 @@ from weft.train.curves import curve_figures
 from weft.train.held_out import HeldOutOutputs, read_held_out
 from weft.train.mirrored_classes import find_mirrored, mirrored_text
 from weft.train.plan import Plan
-from weft.train.reporter import waiting_lines
+from weft.train.reporter import mean_waiting, waiting_lines
 from weft.train.result import RunResult
 from weft.train.run import Run
 from weft.train.unknown import fit_detector
@@ -143,5 +143,6 @@ def _summary(run: Run, result: RunResult, network: Any) -> list[tuple[str, str]]
         ("training images", f"{len(splits.train)}"),
         ("parameters", f"{params:,}"),
         ("training and evaluation", f"{clock(result.seconds)} on {run.runtime.device.type}"),
+        ("waiting for images", f"{mean_waiting(run.history):.0f} % of the training time"),
         ("repeat with", f"weft train --config {run.out / 'recipe.yaml'} --out DIR"),
     ]

@@ -14,7 +14,7 @@ from weft.train.meter import Meter
 
 NAME = "training"
 MOST_WAITING = 20  # percent of the training time, without a word
-LEAST_S = 120  # of a run, for advice
+LEAST_EPOCH_S, LEAST_RUN_S = 30, 120  # with a word; shorter ones need none
 SILENCE_S = 60  # without a bar, as in a log file, print a line at least this often
 
 
@@ -36,7 +36,8 @@ class Reporter(Work):
         if not self.done:
             self.begin_at(done - 1)
         name = f"epoch {epoch}/{self.epochs}  loss {meter.loss:.3f}  top-1 {meter.top1:.1f} %"
-        self.update(done, self.epochs * meter.steps, name=name + _speed(meter.images_per_second))
+        speed = _speed(meter.images_per_second) + _waiting(meter.waiting_percent, meter.seconds)
+        self.update(done, self.epochs * meter.steps, name=name + speed)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.name = NAME  # the last line is on the whole run
@@ -53,30 +54,31 @@ def epoch_line(row: EpochRow, epochs: int, *, is_best: bool) -> str:
         + ("" if math.isnan(row.val_top1) else f"  held out {row.val_top1:6.2f} %")
         + (f", balanced {row.val_balanced:.2f} %" if abs(row.val_balanced - row.val_top1) > 1e-6 else "")
         + _speed(row.images_per_second)
-        + (f", waiting for images {row.data_wait:.0f} %" if _waits_long([row], LEAST_S / 4) else "")
+        + _waiting(row.data_wait, row.seconds)
         + ("  (best)" if is_best else "")
     )
 
 
 def waiting_lines(history: Sequence[EpochRow]) -> list[str]:
     """Return advice for a run that waited long for its images; empty for another."""
-    if not _waits_long(history, LEAST_S):
+    share = mean_waiting(history)
+    if share <= MOST_WAITING or sum(row.seconds for row in history) < LEAST_RUN_S:
         return []
     return [
-        f"Training waited {_waiting(history):.0f} % of the time for images. Make them smaller once:"
-        " weft data prepare DATA PACKED; then train on PACKED. Or give it more cores, and processes that read:"
-        " --workers N."
+        f"Training waited {share:.0f} % of the time for images. Make them smaller once: weft data prepare DATA PACKED;"
+        " then train on PACKED. Or give it more cores, and processes that read: --workers N."
     ]
 
 
-def _waits_long(rows: Sequence[EpochRow], least: float) -> bool:
-    return sum(row.seconds for row in rows) >= least and _waiting(rows) > MOST_WAITING
+def mean_waiting(history: Sequence[EpochRow]) -> float:
+    """Return the percentage of its training time that an epoch waited for images, on average; 0 without epochs."""
+    shares = [row.data_wait for row in history if row.epoch]
+    return sum(shares) / max(len(shares), 1)
 
 
-def _waiting(rows: Sequence[EpochRow]) -> float:
-    """Return the percentage of the time of training that these epochs waited for images."""
-    epochs = [row.data_wait for row in rows if row.epoch]
-    return sum(epochs) / max(len(epochs), 1)
+def _waiting(percent: float, seconds: float) -> str:
+    """Return the percentage of waiting for images after a comma; empty if it is low, or the time short."""
+    return f", waiting for images {percent:.0f} %" if percent > MOST_WAITING and seconds >= LEAST_EPOCH_S else ""
 
 
 def _speed(images_per_second: float) -> str:

@@ -187,7 +187,7 @@ def loading_speed(
     """
     if not 0 < seconds < math.inf:
         raise UsageError(f"seconds must be above 0 and finite; got {seconds}.")
-    request = Request(data, recipe, settings, {"model": model, **given}, option="weft data bench")
+    request = Request(data, recipe, settings, {"model": model, **given})
     plan = dataclasses.replace(_prepared(request), loads_weights=False)
     if plan.runtime.world > 1:
         raise UsageError(f"weft data bench runs in one process; got {plan.runtime.world}. Omit torchrun.")

@@ -41,9 +41,10 @@ def _artefacts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _environment() -> Iterator[None]:
-    """A verb in the process of the tests may set variables for the processes that it starts."""
-    with mock.patch.dict(os.environ):
+def _environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A verb in the process of the tests may set variables for the processes that it starts. What is cached about files
+    and features stays in the folder of the tests."""
+    with mock.patch.dict(os.environ, WEFT_CACHE=str(tmp_path_factory.getbasetemp() / "cache")):
         yield
 
 

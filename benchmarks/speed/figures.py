@@ -486,7 +486,8 @@ def measure(out: Path, models: list[str], precisions: list[str], options: dict[s
         write_csv(file, rows)  # after every model, so that an interruption loses no finished one
         print(table([row for row in rows if row["run"] == name]), flush=True)
     drawn = [row for row in read_csv(file) if row["model"] == row["run"] and row["allocator"] == "default"]
-    plot_speed([row for row in drawn if row["threads"] == most_threads(rows)], out / "figures.png")
+    if drawn:  # with --allocators keep, none is
+        plot_speed([row for row in drawn if row["threads"] == most_threads(rows)], out / "figures.png")
 
 
 def speed(

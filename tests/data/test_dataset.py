@@ -231,12 +231,37 @@ def test_an_image_that_goes_bad_stops_training_in_one_line(tmp_path, how, worker
     spoil(tmp_path / key)
     terminated = []  # torch waits five seconds for a worker, then terminates it
     monkeypatch.setattr(BaseProcess, "terminate", lambda process: terminated.append(process.pid))
-    again = r"It could be read when the data was opened: restore it, or start again"
+    again = r"It passed the check when the data was opened: restore it, or start again"
     assert re.fullmatch(rf"{key} cannot be used: {reason}[^\n]* {again}[^\n]*", lost_message(loader))
     del loader
     gc.collect()
     assert not terminated
     assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_next_image_of_the_class_replaces_a_damaged_one(tmp_path, workers):
+    """With the same order, labels and random numbers; nothing else changes, for any number of workers and any step."""
+    splits = open_data(class_folders(tmp_path, 10), takes_next=True)
+    train = splits.train
+    before = epoch_of(make_loader(ImageDataset(train, VARIED), 4, shuffle=False), 0)
+    of_a = [key for key in train.keys if key.startswith("a/")]
+    for key in (of_a[1], of_a[2], of_a[-1]):
+        (tmp_path / key).write_bytes(b"<html>")
+    loader = make_loader(ImageDataset(train, VARIED), 4, shuffle=False, workers=workers)
+    after = epoch_of(loader, 0)
+    places = [train.keys.index(key) for key in (of_a[1], of_a[2], of_a[-1])]
+    assert loader.damaged == set(places)
+    (images, labels), (old_images, old_labels) = (map(torch.cat, parts) for parts in (after, before))
+    assert torch.equal(labels, old_labels)
+    changed = (images != old_images).flatten(1).any(dim=1).nonzero().flatten().tolist()
+    assert changed == places
+    loader.start_at(0, step=1)
+    assert torch.equal(next(iter(loader))[0], after[0][1])
+    for key in of_a:
+        (tmp_path / key).unlink(missing_ok=True)
+    with pytest.raises(DataError, match=rf"{of_a[0]} cannot be used: the file does not exist"):
+        ImageDataset(train, VARIED)[0]
 
 
 def test_the_limit_on_pixels_holds_in_training():

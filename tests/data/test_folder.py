@@ -386,7 +386,7 @@ def test_an_image_that_goes_bad_is_named(spoil, reason, photos):
     splits = open_data(photos)
     key = splits.train.keys[0]
     spoil(photos / key)
-    with pytest.raises(DataError, match=rf"{key} cannot be used: {reason}.* It could be read when the data was"):
+    with pytest.raises(DataError, match=rf"{key} cannot be used: {reason}.* It passed the check when the data was"):
         image_size_hint(splits.train)
 
 

@@ -215,7 +215,7 @@ def test_a_cache_that_cannot_be_used_costs_nothing_but_time(
 ) -> None:
     network, images = small(), torch.rand(2, 3, 32, 32)
     expected = read(network, images)
-    monkeypatch.setattr(features, "LOCKED_SECONDS", 0)
+    monkeypatch.setattr("weft.cache.LOCKED_SECONDS", 0)
     with contextlib.closing(sqlite3.connect(cache_dir() / features.FILE)) as table:
         if obstacle == "a lock":
             table.execute("BEGIN EXCLUSIVE")

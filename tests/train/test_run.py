@@ -27,10 +27,10 @@ from tests.helpers import without_home
 from tests.train import tiny
 from tests.train.conftest import COLOURS, PER_CLASS, SHORT, paint
 from weft.cli import main
-from weft.data import ImageDataset, Sample, eval_transform, make_loader
+from weft.data import ImageDataset, Sample, eval_transform, make_loader, open_data
 from weft.data.loader import _WorkerIterator
 from weft.data.source import KeyedSource
-from weft.errors import DataError, StorageError, UsageError, WeftError
+from weft.errors import DataError, StoppedError, StorageError, UsageError, WeftError
 from weft.recipes import load_recipe
 from weft.runs.directory import CONTENTS, EpochRow, locked
 from weft.train import RunResult, begin, start, train
@@ -180,7 +180,7 @@ def _images(change: Callable[[Path], object]) -> Callable[..., None]:
 
 KILLED = tiny.raising(RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "))
 MEMORY = tiny.raising(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you ..."))
-UNREADABLE = r"class1/0\d\d\.png cannot be used: .* It could be read when the data was opened"
+UNREADABLE = r"class1/0\d\d\.png cannot be used: .* It passed the check when the data was opened"
 ERRORS: dict[str, tuple[Callable[[Path, Path], object], type[BaseException], str]] = {
     # what happens before the first step
     "an error after a signal": (_fail_after_a_signal, RuntimeError, "^mine$"),
@@ -208,6 +208,26 @@ def test_an_error_within_a_run_is_told_with_its_cause(kind: str, noise: Path, tm
     train_args = {"max_time": 0.001} if "deadline" in kind else {}
     with tiny.at_step(0, lambda *_: act(data, out)), pytest.raises(error, match=message):
         tiny.run(data, out, train_args=train_args)
+
+
+def test_damaged_images_are_replaced_counted_and_resumed(noise: Path, tmp_path: Path) -> None:
+    """Damage that no header shows: training stops at it, or uses the next image, before and after a resume."""
+    data, header = shutil.copytree(noise, tmp_path / "data"), {"data.check": "header"}
+    keys = [key for key in open_data(data, check="header").train.keys if key.startswith("class1/")][:2]
+    for key in keys:
+        os.truncate(data / key, (data / key).stat().st_size - 60)
+    with pytest.raises(DataError, match=r"class1/\d+\.png cannot be used: the file is truncated.*data\.damaged=next"):
+        tiny.run(data, tmp_path / "stopped", **header)
+    replaced = header | {"data.damaged": "next"}
+    whole = train(data, settings=tiny.settings(**replaced), out=tmp_path / "whole", quiet=True)
+    note = f"2 training images are damaged, and the next one of the class was used instead: {', '.join(keys)}."
+    assert note in whole.notes
+    assert note in (whole.out / "report" / "report.html").read_text()
+    with pytest.raises(StoppedError):
+        train(data, settings=tiny.settings(**replaced), out=tmp_path / "run", stop_after=1, quiet=True)
+    resumed = train(resume=tmp_path / "run", quiet=True)
+    assert note in resumed.notes
+    tiny.assert_same_run(whole.out, resumed.out)
 
 
 def test_a_model_that_cannot_be_saved_is_an_error_of_its_place(noise: Path, tmp_path: Path, monkeypatch: Patch) -> None:
@@ -285,7 +305,8 @@ def test_no_duration_is_measured_by_the_clock_on_the_wall() -> None:
     root = Path(weft.__file__).parent
     pattern = re.compile(r"time\.time(_ns)?\(|datetime\.(utc)?now\(|from time import")
     found = {str(file.relative_to(root)) for file in root.rglob("*.py") if pattern.search(file.read_text())}
-    assert found <= {"train/environment.py"}  # when a run began, for the record
+    allowed = {"train/environment.py", "data/index.py"}  # when a run began, for the record; the time of files
+    assert found <= allowed
 
 
 LIMITED = """

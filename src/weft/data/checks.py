@@ -113,11 +113,13 @@ def check_bad(inventory: Inventory, chosen: Side, max_bad: float) -> None:
 
     Of the images, the chosen ones count: with a limit only these are decoded, and their rate is extrapolated.
     """
+    if not inventory.bad:
+        return
     bad, images = {file.key for file in inventory.bad}, set(inventory.keys)
     num_before = sum(file.key not in images for file in inventory.bad)  # such as unreadable folders
     rate_before = num_before / (num_before + len(images))
     rate = 1 - (1 - rate_before) * (1 - sum(inventory.keys[i] in bad for i in chosen) / max(len(chosen), 1))
-    if bad and rate > max_bad:
+    if rate > max_bad:
         raise DataError(
             f"At most {max_bad:.3g} of the files may be bad; in '{printable(inventory.name)}' {rate:.3g} are:"
             f" {_bad_files(inventory)}. List them all with `weft data check`, repair or remove them, or raise"

@@ -54,15 +54,17 @@ class Crops(NamedTuple):
         labels: class indices.
         boxes: of each patch: number of its image, top, left, height and width.
         values: of all patches, one after the other.
+        damaged: indices of images in place of which others are in the batch.
     """
 
     pixels: UInt8[Tensor, "b h w c"]
     labels: Int64[Tensor, " b"]
     boxes: Int64[Tensor, "patches 5"]
     values: Float[Tensor, " values"]
+    damaged: Sequence[int] = ()
 
 
-def batch_of(crops: Sequence[Crop], labels: Sequence[int]) -> Crops:
+def batch_of(crops: Sequence[Crop], labels: Sequence[int], damaged: Sequence[int] = ()) -> Crops:
     """Collect crops of one size."""
     pixels = np.stack([crop.pixels for crop in crops])
     patches = [(number, crop.patch) for number, crop in enumerate(crops) if crop.patch is not None]
@@ -73,6 +75,7 @@ def batch_of(crops: Sequence[Crop], labels: Sequence[int]) -> Crops:
         torch.tensor(labels, dtype=torch.int64),
         torch.tensor(boxes, dtype=torch.int64).reshape(-1, 5),
         torch.cat(values) if values else torch.empty(0),
+        damaged,
     )
 
 

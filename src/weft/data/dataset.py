@@ -6,18 +6,21 @@ produces the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.utils.data import Dataset, get_worker_info
 
+from weft.data.colour import Picture
 from weft.data.crops import Crop, Crops, Transform, batch_of, normalized
 from weft.data.decode import BadImage, open_picture
 from weft.data.order import Key
 from weft.data.seeding import kept_rng, seed_rng
 from weft.data.source import Source, lost_error, pixel_limit
+from weft.errors import DataError
 
 _NOTHING = -1  # a worker that reads no image
 
@@ -77,21 +80,39 @@ class ImageDataset(Dataset):
             DataError: an image can no longer be read; the message names it.
         """
         with kept_rng():
-            crops, labels = zip(*map(self._draw, keys), strict=True)
-        return batch_of(crops, labels)
+            crops, labels, damaged = zip(*map(self._draw, keys), strict=True)
+        return batch_of(crops, labels, list(itertools.chain(*damaged)))
 
     def normalized(self, crops: Crops, device: torch.device | str = "cpu") -> Float[Tensor, "b c h w"]:
         """Return the normalised images of a batch on a device."""
         return normalized(crops, self.transform.mean, self.transform.std, device)
 
-    def _draw(self, key: tuple[int, int] | Key) -> tuple[Crop, int]:
+    def _draw(self, key: tuple[int, int] | Key) -> tuple[Crop, int, list[int]]:
         epoch, index, repetition = (*key, 0)[:3]
         if self.reading is not None and (worker := get_worker_info()) is not None:
             self.reading[worker.id] = index
+        image, damaged = self._opened(index)
+        seed_rng(self.seed, *((epoch, index, repetition) if repetition else (epoch, index)))
+        return self.transform.draw(image), self.source.labels[index], damaged
+
+    def _opened(self, index: int) -> tuple[Picture, list[int]]:
+        """Return an image, or the next usable one of its class if the source takes that; also the damaged ones."""
+        errors = dict[int, DataError]()
+        for place in self._of_its_class(index) if getattr(self.source, "takes_next", False) else (index,):
+            try:
+                return self._decoded(place), list(errors)
+            except DataError as error:
+                errors[place] = error
+        raise errors[index]
+
+    def _of_its_class(self, index: int) -> Iterator[int]:
+        """Yield an image and all others of its class, in the order of the source, from the first after the last."""
+        labels = self.source.labels
+        yield from (place for place in (*range(index, len(labels)), *range(index)) if labels[place] == labels[index])
+
+    def _decoded(self, index: int) -> Picture:
         sample, limit = self.source.read(index), pixel_limit(self.source)
         try:
-            image = open_picture(sample.data, max_pixels=limit, at_least=self.at_least, value_range=self.value_range)
+            return open_picture(sample.data, max_pixels=limit, at_least=self.at_least, value_range=self.value_range)
         except BadImage as err:
             raise lost_error(sample.key, err) from err
-        seed_rng(self.seed, *((epoch, index, repetition) if repetition else (epoch, index)))
-        return self.transform.draw(image), sample.label

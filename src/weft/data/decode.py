@@ -107,6 +107,13 @@ class BadImage(DataError):
         )
 
 
+def as_bad(err: BadImage | OSError) -> BadImage:
+    """Return the error of an image without a name, and without what its traceback holds: the bytes of the file."""
+    if isinstance(err, BadImage):
+        return BadImage("", err.reason, err.detail)
+    return BadImage("", "unreadable", err.strerror or "")  # of the disk
+
+
 class ImageInfo(NamedTuple):
     """Properties of a usable image.
 
@@ -217,15 +224,26 @@ def image_info(source: str | Path | bytes, *, max_pixels: int = MAX_PIXELS) -> I
         return ImageInfo(size, format, tuple(notes), bit_depth.values_of(image, values))
 
 
+def image_header(source: str | Path | bytes, *, max_pixels: int = MAX_PIXELS) -> ImageInfo:
+    """Check the header of an image, and return its properties without the conversions. Damage of its pixels is not
+    found; an image of more than 8 bits per channel is decoded, since its values are needed.
+
+    Raises:
+        BadImage: as `open_image`.
+    """
+    with _opened(source, max_pixels, only_header=True) as (image, data, _):
+        if not bit_depth.is_deep(image):
+            return ImageInfo(_upright_size(image, image.size), str(sniff(data[:HEAD_BYTES])), ())
+    return image_info(source, max_pixels=max_pixels)
+
+
 def image_values(source: str | Path | bytes, *, max_pixels: int = MAX_PIXELS) -> Values | None:
     """Return the values of an image of more than 8 bits per channel; None of others, of which the header is read.
 
     Raises:
         BadImage: as `open_image`.
     """
-    with _opened(source, max_pixels, only_header=True) as (image, *_):
-        deep = bit_depth.is_deep(image)
-    return image_info(source, max_pixels=max_pixels).values if deep else None
+    return image_header(source, max_pixels=max_pixels).values
 
 
 def image_to_show(path: Path, max_pixels: int = MAX_PIXELS) -> Image.Image:

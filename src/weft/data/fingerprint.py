@@ -1,6 +1,7 @@
 """Fingerprint of a dataset, by which a resumed run checks that its data is unchanged.
 
-One line per image: split, class, key, and the size and hash of its file, which `open_data` records when it decodes it.
+One line per image: split, class, key, and the size and hash of its file. `open_data` knows the hash if it decodes the
+image; without the hashes of both, two datasets are compared by sizes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from weft.reading import read_bytes, unzipped
 from weft.text import count, first_few, reason_of
 
 COLUMNS = 5  # of a line: split, class, key, size, hash
-MAX_PACKED = 1 << 30  # hex digests in the lines bound the compression ratio
+MAX_PACKED = 1 << 30
+MAX_RATIO = 256  # of the compression: names are alike
 
 
 @dataclass(frozen=True)
@@ -30,12 +32,22 @@ class Fingerprint:
     def write(self, path: Path) -> None:
         """Write the fingerprint to a gzip file, atomically."""
         text = "\n".join([str(len(self.classes)), *self.classes, *self.lines])
-        write_file(path, gzip.compress(text.encode("utf-8", "surrogateescape"), mtime=0))
+        write_file(path, gzip.compress(text.encode("utf-8", "surrogateescape"), compresslevel=1, mtime=0))
 
     @property
     def cells(self) -> Iterator[list[str]]:
         """Split, class, key and `digest_of` of every image."""
         return (line.split("\t", 3) for line in self.lines)
+
+    @property
+    def has_hashes(self) -> bool:
+        """Whether the hash of every image is known."""
+        return not any(line.endswith("\t") for line in self.lines)
+
+    @property
+    def without_hashes(self) -> Fingerprint:
+        """The same images with their sizes alone."""
+        return Fingerprint(self.classes, [line[: line.rindex("\t") + 1] for line in self.lines])
 
     @property
     def digests(self) -> set[str]:
@@ -45,8 +57,13 @@ class Fingerprint:
     def sides_of(self, source: KeyedSource) -> list[str]:
         """Return the split of every image of a source: `train`, `val`, or "" for one that is not in the fingerprint.
 
-        An image with another name is found by its content; copies on both sides count as `val`.
+        An image with another name is found by the hash of its content, if it is known; copies on both sides count as
+        `val`.
         """
+        sizes = [digest[: digest.rindex("\t") + 1] for digest in source.digests]
+        if not self.has_hashes or sizes == list(source.digests):
+            exact = {(key, digest): side for side, _, key, digest in self.without_hashes.cells}
+            return [exact.get(image, "") for image in zip(map(_cell, source.keys), sizes, strict=True)]
         exact = {(key, digest): side for side, _, key, digest in self.cells}
         by_content = {digest: side for side, _, _, digest in self.cells}
         by_content |= {digest: side for side, _, _, digest in self.cells if side == "val"}
@@ -62,7 +79,7 @@ class Fingerprint:
         """
         try:
             packed = read_bytes(path, max_bytes=MAX_PACKED)
-            text = unzipped(packed, 64 * len(packed) + (1 << 20)).decode("utf-8", "surrogateescape")
+            text = unzipped(packed, MAX_RATIO * len(packed) + (1 << 20)).decode("utf-8", "surrogateescape")
             number, *rest = text.split("\n")
             classes, lines = rest[: int(number)], rest[int(number) :]
             if any(line.count("\t") < COLUMNS - 1 for line in lines):
@@ -88,6 +105,8 @@ def fingerprint(splits: Splits) -> Fingerprint:
 
 def difference(old: Fingerprint, new: Fingerprint) -> str | None:
     """Return the difference as a sentence, or None if the fingerprints are equal."""
+    if not (old.has_hashes and new.has_hashes):
+        old, new = old.without_hashes, new.without_hashes
     classes = (dict.fromkeys(one.classes) for one in (old, new))
     images = ({key: "\t".join((*cells, digest)) for *cells, key, digest in one.cells} for one in (old, new))
     for one, several, (was, now) in (("class", "classes", classes), ("image", "images", images)):

@@ -2,39 +2,38 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 import os
+from collections import defaultdict
 from functools import partial
 from pathlib import Path
 
-from weft.data.decode import BadImage, open_regular, read_regular
+import numpy as np
+
+from weft.data.decode import BadImage, as_bad, open_regular
 from weft.data.formats import HEAD_BYTES, archive_kind, sniff
-from weft.data.inventory import Inventory, in_threads
-from weft.data.source import BadFile, KeyedSource, Source, bad_file, sort_class_names
+from weft.data.index import IMAGE, OTHER, UNKNOWN, FileIndex, Found, in_threads
+from weft.data.inventory import Inventory
+from weft.data.source import FileReader, KeyedSource, Source, bad_file, sort_class_names
 from weft.data.split_names import held_out_side, split_folders, split_of
 from weft.data.tree import EXTENSIONS, extension, names_in, nested_folders, num_beside, walk
 from weft.errors import DataError, UsageError
 from weft.text import printable
 
 
-class FileReader:
-    """Read files by path, relative to a folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = os.fspath(folder)
-
-    def __call__(self, key: str) -> bytes:
-        """Return the bytes of a file."""
-        return read_regular(os.path.join(self.folder, key))
-
-
-def open_folder(path: str | Path, *, test: bool = False, follow_links: bool = False) -> Inventory:
-    """List the images of a folder: walk it, and read the first bytes of every file.
+def open_folder(
+    path: str | Path, *, test: bool = False, follow_links: bool = False, fresh: bool = False, sniffs: bool = True
+) -> Inventory:
+    """List the images of a folder: walk it, and read the first bytes of every file that the index does not know.
 
     Args:
         path: folder of class folders, or folder with `train/` and optionally `val/` or `test/`, by any of the names of
             `weft.data.split_names`.
         test: read the test split in place of the validation split.
         follow_links: also enter folders outside `path` through links.
+        fresh: read all files, also those that the index knows.
+        sniffs: recognise images by their first bytes; else by their names, and no file is opened.
 
     Raises:
         DataError: `path` does not exist, is not a directory, or cannot be read.
@@ -48,37 +47,55 @@ def open_folder(path: str | Path, *, test: bool = False, follow_links: bool = Fa
     if sides and (number := num_beside(root)):
         inventory.skipped["beside"] = number
 
-    def place(key: str) -> tuple[str, list[str]]:
-        """Return the split of a file or folder, and its path below the folder of the classes."""
-        top, *_ = parts = key.split("/")
-        return sides.get(top, ""), parts[depths.get(top, 0) :]
+    def place(folder: str) -> tuple[str, list[str]]:
+        """Return the split of a folder, and its path below the folder of the classes."""
+        top, *_ = parts = folder.split("/")[:-1] or [""]
+        return sides.get(top, ""), [part for part in parts[depths.get(top, 0) :] if part]
 
-    files = []
-    for key, kind in walk(os.fspath(root), only=sides or None, follow_links=follow_links):
-        split, inner = place(key)
+    listed = defaultdict[str, list[str]](list)
+    for kind, folder, names in walk(os.fspath(root), only=sides or None, follow_links=follow_links):
+        split, inner = place(folder)
         if kind == "file":
-            files.append(key)
-        elif kind == "folder":
-            classes[split] += inner if len(inner) == 1 else []
-        elif problem := _problem(key, kind):
-            inventory.bad.append(bad_file(key, problem, split))
-        else:
-            inventory.skipped[kind] += 1
-            if kind == "link-out" and len(inner) < 2:
-                inventory.classes_outside.append(key)
+            listed[folder] += names
+            continue
+        for name in names:
+            split, inner = place(f"{folder}{name}/")
+            if kind == "folder":
+                classes[split] += inner if len(inner) == 1 else []
+            elif problem := _problem(name, kind):
+                inventory.bad.append(bad_file(folder + name, problem, split))
+            else:
+                inventory.skipped[kind] += 1
+                if kind == "link-out" and len(inner) < 2:
+                    inventory.classes_outside.append(folder + name)
     for names in classes.values():
         names[:] = sort_class_names(names)
-    files.sort()
-    for key, result in in_threads(partial(_sniffed, root), files):
-        split, inner = place(key)
-        if result is True:
-            inventory.add(key, inner[0] if len(inner) > 1 else "", split)
-        elif result:
-            inventory.bad.append(result._replace(split=split))
-        else:
-            inventory.ignored[extension(key)] += 1
+    folders = {folder: sorted(listed[folder]) for folder in sorted(listed)}
+    index = FileIndex(folders, os.fspath(root), fresh=fresh)
+    every = np.arange(len(index.keys))
+    if sniffs:
+        index.fill(every, IMAGE, partial(_sniffed, root))
+        is_image = index.records["level"] >= IMAGE
+    else:
+        is_image = np.array([extension(key) in EXTENSIONS for key in index.keys], bool)
+    is_bad = index.is_bad(every, IMAGE if sniffs else UNKNOWN)
+    start, with_images = 0, []
+    for folder, files in folders.items():
+        split, inner = place(folder)
+        span = slice(start, start := start + len(files))
+        keys = list(itertools.compress(index.keys[span], is_image[span] & ~is_bad[span]))
+        inventory.add_all(keys, inner[0] if inner else "", split)
+        with_images += [inner] if keys else []
+        for i in (np.flatnonzero(is_bad[span]) + span.start).tolist():
+            inventory.bad.append(bad_file(index.keys[i], index.problems[i], split))
+        inventory.ignored.update(map(extension, itertools.compress(index.keys[span], ~is_image[span])))
+    inventory.index, inventory.places = index, np.flatnonzero(is_image & ~is_bad)
+    if not all(map(operator.le, inventory.keys, itertools.islice(inventory.keys, 1, None))):  # folders in folders
+        order = sorted(range(len(inventory.keys)), key=inventory.keys.__getitem__)
+        inventory.keep(order)
+        inventory.places = inventory.places[order]
     inventory.bad.sort()
-    inventory.nested = nested_folders(place(key)[1][:-1] for key in inventory.keys)
+    inventory.nested = nested_folders(with_images)
     return inventory
 
 
@@ -139,11 +156,11 @@ def check_outside(out: str | Path, *data: str | Path, is_dataset: bool = True) -
 
 def images_below(folder: Path) -> list[str]:
     """Return the image files of a folder by name or content, as `inspect` finds them; paths relative to it, sorted."""
-    found = dict(walk(os.fspath(folder)))
+    found = {place + name: kind for kind, place, names in walk(os.fspath(folder)) for name in names}
     named = [(key, kind) for key, kind in found.items() if extension(key) in EXTENSIONS]
     images = {key for key, kind in named if kind == "file" or _problem(key, kind)}
     others = [key for key, kind in found.items() if kind == "file" and key not in images]
-    images |= {key for key, is_image in in_threads(partial(_sniffed, folder), others) if is_image}
+    images |= {key for key, result in in_threads(partial(_sniffed, folder), others) if result.level == IMAGE}
     return sorted(images)
 
 
@@ -184,13 +201,15 @@ def _problem(key: str, kind: str) -> BadImage | None:
     return BadImage("", reason) if reason and extension(key) in EXTENSIONS else None
 
 
-def _sniffed(root: Path, key: str) -> bool | BadFile:
-    """Return whether a file is an image by its first bytes; a bad file if only its extension is an image's."""
+def _sniffed(root: Path, key: str) -> Found:
+    """Check the first bytes of a file; one of another content is only bad if its name is an image's."""
     try:
         with open_regular(os.path.join(root, key)) as file:
             if sniff(file.read(HEAD_BYTES)) is not None:
-                return True
+                return Found(IMAGE)
         problem = BadImage("", "not-an-image")
     except (BadImage, OSError) as err:
-        problem = err
-    return extension(key) in EXTENSIONS and bad_file(key, problem)
+        problem = as_bad(err)
+    if extension(key) in EXTENSIONS:
+        return Found(IMAGE, problem=problem)
+    return Found(UNKNOWN if problem.reason == "unreadable" else OTHER)

@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
+
+import numpy as np
 
 from weft.data.bit_depth import Values, common_range
-from weft.data.decode import BadImage, ImageInfo, image_info
+from weft.data.colour import NOTES
+from weft.data.decode import BadImage, as_bad, image_header, image_info
 from weft.data.formats import MAX_PIXELS
-from weft.data.source import BadFile, Reader, bad_file
+from weft.data.index import DECODED, HEADER, UNKNOWN, FileIndex, Found, Progress
+from weft.data.source import BadFile, FileReader, Reader, bad_file
 from weft.data.split_names import held_out_side
 from weft.data.tree import EXTENSIONS, extension
 from weft.errors import DataError
-from weft.machine.processor import available_cores
 from weft.text import count, printable
-
-CHUNK = 16  # images per task of a thread
-Progress = Callable[[int, int], None]
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 
 @dataclass
@@ -40,7 +39,7 @@ class Inventory:
         class_names: empty without a class: outside all class folders, or in a test split with hidden labels.
         splits: `train`, `val`, or empty if the dataset defines no split; `test` until `hold_out`.
         groups: images of the same group are on the same side of a split; an empty list if they are not grouped.
-        digests: `digest_of` of every checked image that can be used, else empty.
+        digests: of every checked image that can be used, as `FileIndex.digests` returns them, else empty.
         folders: names of the folders for training (`train`, `Training`, ...) and validation (`val`, `test`, ...), by
             split; empty for other sources.
         bad: image files that cannot be used, sorted by key after a check.
@@ -52,8 +51,10 @@ class Inventory:
         remarks: sentences for the user: guesses, and what a name was taken for.
         nested: folders in each class, if every class with images has them in further folders alone; else empty.
         notes: number of conversions of checked images, by key of `weft.data.colour.NOTES`.
-        sizes: (height, width) of checked images in pixels.
+        sizes: (height, width) of checked images in pixels: int32 (n 2).
         values: of checked images of more than 8 bits per channel.
+        index: what is known about the files; None until the check, except for a folder.
+        places: of the images in the index.
     """
 
     name: str
@@ -74,15 +75,25 @@ class Inventory:
     remarks: list[str] = field(default_factory=list)
     nested: dict[str, list[str]] = field(default_factory=dict)
     notes: Counter[str] = field(default_factory=Counter)
-    sizes: list[tuple[int, int]] = field(default_factory=list)
+    sizes: np.ndarray = field(default_factory=lambda: np.zeros((0, 2), np.int32))
     values: list[Values] = field(default_factory=list)
+    index: FileIndex | None = None
+    places: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def add(self, key: str, class_name: str, split: str = "") -> None:
         """Add an image."""
-        self.keys.append(key)
-        self.class_names.append(sys.intern(class_name))  # one object per class: else 1.3 million names take 80 MB
-        self.splits.append(split)
-        self.digests.append("")
+        self.add_all([key], class_name, split)
+
+    def add_all(self, keys: Sequence[str], class_name: str, split: str = "") -> None:
+        """Add images of one class."""
+        self.keys += keys
+        self.class_names += [sys.intern(class_name)] * len(keys)  # one object: else 1.3 million names take 80 MB
+        self.splits += [split] * len(keys)
+
+    def keep(self, images: Sequence[int]) -> None:
+        """Keep some images, in this order."""
+        for column in (self.keys, self.class_names, self.splits, self.groups, self.digests):
+            column[:] = [column[i] for i in images if column]
 
     @property
     def is_given(self) -> bool:
@@ -99,8 +110,8 @@ class Inventory:
     def copies(self) -> list[list[int]]:
         """Groups of two or more images whose files are byte-identical, of checked images."""
         digest = self.digests.__getitem__
-        equal = itertools.groupby(sorted(range(len(self.digests)), key=digest), digest)
-        groups = (list(images) for digest, images in equal if digest)
+        hashed = [i for i, text in enumerate(self.digests) if text and text[-1] != "\t"]
+        groups = (list(images) for _, images in itertools.groupby(sorted(hashed, key=digest), digest))
         return sorted(images for images in groups if len(images) > 1)
 
     def folder(self, split: str) -> str:
@@ -134,9 +145,8 @@ class Inventory:
         side_of = {"train": "train", held_out: "val", "": ""}
         kept = [i for i, split in enumerate(self.splits) if split in side_of]
         dropped = set(self.class_names) - {self.class_names[i] for i in kept}
-        self.splits = [side_of[self.splits[i]] for i in kept]
-        for column in (self.keys, self.class_names, self.groups, self.digests):
-            column[:] = [column[i] for i in kept if column]
+        self.keep(kept)
+        self.splits = [side_of[split] for split in self.splits]
         self.bad = [file._replace(split=side_of[file.split]) for file in self.bad if file.split in side_of]
         names = [name for of_split in self.classes.values() for name in of_split if name not in dropped]
         self.classes = dict.fromkeys(sorted(set(self.splits)) or [""], names)
@@ -169,52 +179,76 @@ class Inventory:
         }
 
 
-def check(
+def check_images(
     inventory: Inventory,
     images: Sequence[int],
+    level: int = DECODED,
     *,
     max_pixels: int = MAX_PIXELS,
+    fresh: bool = False,
     progress: Progress | None = None,
 ) -> None:
-    """Decode some images of an inventory once, and add what is found to it; `open_data` has the other arguments."""
-    sizes: dict[tuple[int, int], tuple[int, int]] = {}  # equal ones are one object: else 1.3 million take 170 MB
-    results = in_threads(lambda i: _decoded(inventory.read, max_pixels, inventory.keys[i]), images)
-    for done, (i, result) in enumerate(results, 1):
-        key = inventory.keys[i]
-        if isinstance(result, BadFile):
-            inventory.bad.append(result._replace(split=inventory.splits[i]))
-        else:
-            info, inventory.digests[i] = result
-            inventory.notes.update(info.notes)
-            inventory.sizes.append(sizes.setdefault(info.size, info.size))
-            inventory.values += [] if info.values is None else [info.values]
-            if EXTENSIONS.get(extension(key), info.format) != info.format:
-                inventory.notes["extension"] += 1
-        if progress is not None and (done % 64 == 0 or done == len(images)):
-            progress(done, len(images))
+    """Find out about some images of an inventory, and add what is found; `open_data` has the other arguments.
+
+    Args:
+        inventory: of the images.
+        images: their numbers.
+        level: `DECODED` to decode every image once, `HEADER` to read its header, `UNKNOWN` to read nothing.
+        fresh: read all files, also those that the index knows.
+    """
+    if inventory.index is None:
+        root = inventory.read.folder if isinstance(inventory.read, FileReader) else None
+        inventory.index, inventory.places = FileIndex.of(
+            inventory.keys, root, os.path.abspath(inventory.name), fresh=fresh
+        )
+    index, numbers = inventory.index, np.array(images, np.int64)
+    places = inventory.places[numbers]
+    if level > UNKNOWN:
+        find = partial(_found, inventory.read, level, max_pixels)
+        index.fill(places, level, find, max_pixels=max_pixels, progress=progress)
+    is_bad = index.is_bad(places, level)
+    for i, place in zip(numbers[is_bad].tolist(), places[is_bad].tolist(), strict=True):
+        inventory.bad.append(bad_file(inventory.keys[i], index.problems[place], inventory.splits[i]))
     inventory.bad.sort()
+    usable = places[~is_bad]
+    if not inventory.digests:
+        inventory.digests = [""] * len(inventory.keys)
+    for i, digest in zip(numbers[~is_bad], index.digests(usable, level), strict=True):
+        inventory.digests[i] = digest
+    if level < HEADER:
+        return
+    for place, note in enumerate(NOTES):
+        inventory.notes[note] += int((index.records["notes"][usable] >> place & 1).sum())
+    inventory.notes = +inventory.notes
+    sizes = np.stack([index.records[side][usable] for side in ("height", "width")], axis=1)
+    inventory.sizes = np.concatenate([inventory.sizes, sizes])
+    if index.values:
+        inventory.values += [index.values[place] for place in usable.tolist() if place in index.values]
 
 
-def _decoded(read: Reader, max_pixels: int, key: str) -> tuple[ImageInfo, str] | BadFile:
+def _found(read: Reader, level: int, max_pixels: int, key: str) -> Found:
+    """Decode an image, or read its header."""
     try:
-        data = read(key)
-        return image_info(data, max_pixels=max_pixels), digest_of(data)
-    except (BadImage, OSError) as err:  # not returned: its traceback holds the bytes and pixels of the image
-        return bad_file(key, err)
+        source = read.path(key) if level == HEADER and isinstance(read, FileReader) else read(key)
+        info, problem = image_header(source, max_pixels=max_pixels), None
+    except (BadImage, OSError) as err:
+        return Found(HEADER, problem=as_bad(err))
+    hashed, size = b"", None if isinstance(source, str) else len(source)
+    if level == DECODED and isinstance(source, bytes):
+        try:
+            info, hashed = image_info(source, max_pixels=max_pixels), content_hash(source)
+        except BadImage as err:
+            problem = as_bad(err)
+    if EXTENSIONS.get(extension(key), info.format) != info.format:
+        info = info._replace(notes=(*info.notes, "extension"))
+    return Found(level, info, problem, hashed, size)
+
+
+def content_hash(data: bytes) -> bytes:
+    """Return the 96-bit hash of the content of a file."""
+    return hashlib.blake2b(data, digest_size=12).digest()
 
 
 def digest_of(data: bytes) -> str:
-    """Return the size of a file in bytes and its 96-bit hash in hexadecimal digits, separated by a tab."""
-    return f"{len(data)}\t{hashlib.blake2b(data, digest_size=12).hexdigest()}"
-
-
-def in_threads(function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[tuple[Item, Result]]:
-    """Yield (item, result) in order, from a thread pool: Pillow releases the GIL while decoding."""
-    chunks = [items[start : start + CHUNK] for start in range(0, len(items), CHUNK)]
-    pool = ThreadPoolExecutor(min(available_cores(), 8))
-    try:
-        results = pool.map(lambda chunk: [function(item) for item in chunk], chunks)
-        for chunk, of_chunk in zip(chunks, results, strict=True):
-            yield from zip(chunk, of_chunk, strict=True)
-    finally:
-        pool.shutdown(cancel_futures=True)
+    """Return the size of a file in bytes and its hash in hexadecimal digits, separated by a tab."""
+    return f"{len(data)}\t{content_hash(data).hex()}"

@@ -107,6 +107,8 @@ class ImageLoader(DataLoader):
     pace: Pace | None
     """Measured times, as long as the number of worker processes is not decided."""
     on_choice: Callable[[str], None]
+    damaged: set[int]
+    """Indices of the images that were damaged, in place of which others were loaded."""
 
     def use(self, workers: int) -> None:
         """Load with this number of worker processes from the next iteration on; with 0, in this process."""
@@ -151,6 +153,7 @@ class ImageLoader(DataLoader):
             raise self._as_weft_error(err) from None
 
     def _on_device(self, crops: Crops) -> tuple[Tensor, Tensor]:
+        self.damaged.update(crops.damaged)
         return self.dataset.normalized(crops, self.device), crops.labels
 
     def _measured(self, pace: Pace) -> Generator[tuple[Tensor, Tensor], None, int]:
@@ -261,7 +264,7 @@ def make_loader(
         collate_fn=_as_it_is,
         generator=torch.Generator(),  # else every iteration would draw from the global generator
     )
-    loader.device, loader.patience_s, loader.on_choice = device, timeout_s, on_choice
+    loader.device, loader.patience_s, loader.on_choice, loader.damaged = device, timeout_s, on_choice, set()
     # a script without `if __name__ == "__main__"` would run again in processes that are not forked
     method = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
     loader.pace = Pace() if workers == "auto" and method == "fork" else None

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 from weft.data.checks import (
     check_bad,
@@ -24,7 +25,8 @@ from weft.data.checks import (
 from weft.data.digits import DIGITS, open_digits
 from weft.data.folder import existing, open_folder
 from weft.data.formats import MAX_PIXELS
-from weft.data.inventory import Inventory, Progress, check
+from weft.data.index import DECODED, HEADER, UNKNOWN, Progress
+from weft.data.inventory import Inventory, check_images
 from weft.data.library import open_hf, open_torchvision
 from weft.data.parquet import SUFFIX
 from weft.data.shards import is_shards, open_shards, shard_paths
@@ -45,6 +47,12 @@ ALIASES = {
 }  # datasets of the papers by name -> dataset of torchvision
 
 
+Check = Literal["auto", "none", "header", "decode"]
+"""How far images are checked before they are used."""
+LEVELS = {"none": UNKNOWN, "header": HEADER, "decode": DECODED}
+MOST_DECODED = 20_000  # images; of more, only the headers are checked by default
+
+
 def open_data(
     data: str | Path,
     plan: SplitPlan = DEFAULT,
@@ -52,6 +60,9 @@ def open_data(
     image: str | None = None,
     label: str | None = None,
     test: bool = False,
+    check: Check = "auto",
+    takes_next: bool = False,
+    only: Literal["train", "val"] | None = None,
     max_bad: float = 0.1,
     max_pixels: int | None = None,
     allow_empty_class: bool = False,
@@ -61,7 +72,8 @@ def open_data(
     follow_links: bool = False,
     progress: Progress | None = None,
 ) -> Splits:
-    """Open a dataset for training or evaluation. Every image is decoded once to exclude bad files.
+    """Open a dataset for training or evaluation. Images are checked, to exclude bad files. The results are kept in the
+    cache, and files that did not change since are not read again.
 
     Args:
         data: a folder of class folders, or one with `train/` and optionally `val/` and `test/` that contain class
@@ -72,6 +84,10 @@ def open_data(
         plan: which images are held out, and how many are used.
         image, label: columns of a table, of images and of classes; None to recognise them.
         test: hold out the test split in place of the validation split.
+        check: `decode`: every image is decoded once. `header`: only the header of its file is read. `none`: images are
+            recognised by their names, and no file is opened. `auto`: `decode` for up to 20,000 images, else `header`.
+        takes_next: in place of a training image that turns out to be damaged later, use the next one of its class.
+        only: read only the training or the held-out images of data that have a split of their own.
         max_bad: largest accepted fraction of bad files, 0 to 1.
         max_pixels: images with more pixels (height x width) count as bad; None for 100 million.
         allow_empty_class: keep classes without a usable image in the list; by default they are an error.
@@ -93,7 +109,9 @@ def open_data(
         raise UsageError(
             f"max_bad must be between 0 and 1; got {max_bad}. It is the largest accepted fraction of bad files."
         )
-    inventory = _opened(data, image, label, group=plan.group, test=test, follow_links=follow_links)
+    inventory = _opened(
+        data, image, label, group=plan.group, test=test, follow_links=follow_links, sniffs=check != "none"
+    )
     if classes is not None:
         own = sorted({name for names in inventory.classes.values() for name in names})
         new = match(own) if match is not None else match_forms(classes, own)
@@ -107,6 +125,9 @@ def open_data(
         max_bad=max_bad,
         max_pixels=max_pixels or MAX_PIXELS,
         allow_empty_class=allow_empty_class or classes is not None,
+        depth=check,
+        only=only,
+        takes_next=takes_next,
         progress=progress,
     )
 
@@ -121,23 +142,22 @@ def inspect(
     follow_links: bool = False,
     progress: Progress | None = None,
 ) -> Inventory:
-    """Check every image of a dataset.
+    """Check every image of a dataset. All files are read again, also those that are known.
 
     Args:
         data, image, label, follow_links: as in `open_data`.
-        decode: decode every image. Otherwise only the first bytes of each file of a folder are read: 100,000 files take
-            seconds, and later damage is not detected.
+        decode: decode every image; otherwise only the header of each file is read, and damage of its pixels not found.
         max_pixels: images with more pixels (height x width) count as bad.
         progress: called regularly with (number done, total).
 
     Raises:
         DataError: the dataset does not exist or cannot be read.
     """
-    inventory = _opened(data, image, label, follow_links=follow_links)
+    inventory = _opened(data, image, label, follow_links=follow_links, fresh=True)
     with contextlib.suppress(DataError):  # `problem_of` says it
         inventory.remarks[:0] = check_nesting(inventory, None)
-    if decode:
-        check(inventory, range(len(inventory.keys)), max_pixels=max_pixels, progress=progress)
+    level = DECODED if decode else HEADER
+    check_images(inventory, range(len(inventory.keys)), level, max_pixels=max_pixels, fresh=True, progress=progress)
     return inventory
 
 
@@ -174,8 +194,11 @@ def _opened(
     group: str | None = None,
     test: bool = False,
     follow_links: bool = False,
+    fresh: bool = False,
+    sniffs: bool = True,
 ) -> Inventory:
-    """List the images that `data` names, with the held-out side. `group` may be a column of a table."""
+    """List the images that `data` names, with the held-out side. `group` may be a column of a table; `fresh` and
+    `sniffs` are those of `open_folder`."""
     text, path = os.fspath(data), Path(data)
     kind, _, address = text.partition(":")
     is_table = text.endswith(SUFFIXES) and (path.is_file() or not path.exists())
@@ -184,7 +207,7 @@ def _opened(
     elif is_table or is_folder_of(path, SUFFIX):
         inventory = open_table(path, group, image, label)
     elif os.path.lexists(text) or not (kind in ("torchvision", "hf") or text in (DIGITS, *ALIASES)):
-        inventory = open_folder(data, test=test, follow_links=follow_links)
+        inventory = open_folder(data, test=test, follow_links=follow_links, fresh=fresh, sniffs=sniffs)
     elif kind == "hf":
         inventory = open_hf(address, image, label)
     elif text == DIGITS:
@@ -209,10 +232,13 @@ def _split(
     max_bad: float = 0.1,
     max_pixels: int = MAX_PIXELS,
     allow_empty_class: bool = False,
+    depth: Check = "auto",
+    only: str | None = None,
+    takes_next: bool = False,
     is_checked: bool = False,
     progress: Progress | None = None,
 ) -> Splits:
-    """Split a dataset, decode the images that are used unless `inspect` did, and refuse what cannot be used."""
+    """Split a dataset, check the images that are used unless `inspect` did, and refuse what cannot be used."""
     nesting = check_nesting(inventory, classes)
     names = class_list(inventory, classes)
     inside = [i for i, name in enumerate(inventory.class_names) if name]
@@ -220,17 +246,21 @@ def _split(
         _check_groups(inventory, inside, plan.group, any_number=evaluate_only)
     is_all_for_training = set(inventory.splits) == {"train"} and classes is not None and not evaluate_only
     sides = limited(inventory, *((inside, []) if is_all_for_training else assign(inventory, inside, plan)), plan)
-    chosen = sorted([*sides[0], *sides[1]], key=inventory.keys.__getitem__)
+    if only is not None and inventory.is_given:
+        sides = tuple(side if name == only else [] for name, side in zip(("train", "val"), sides, strict=True))
+    chosen = sorted([*sides[0], *sides[1]])
+    level = LEVELS.get(depth, DECODED if len(chosen) <= MOST_DECODED else HEADER)
     if not is_checked:
         for split, side in zip(("train", "val"), sides, strict=True):
             for i in side:
                 inventory.splits[i] = split  # of its file, if it is bad
-        check(inventory, chosen, max_pixels=max_pixels, progress=progress)
+        check_images(inventory, chosen, level, max_pixels=max_pixels, progress=progress)
     check_bad(inventory, chosen, max_bad)
     bad = {file.key for file in inventory.bad}
 
     def usable(train: Side, val: Side) -> tuple[Side, Side]:
-        train, val = ([i for i in side if inventory.keys[i] not in bad] for side in (train, val))
+        if bad:
+            train, val = ([i for i in side if inventory.keys[i] not in bad] for side in (train, val))
         return (train, val) if inventory.is_given else with_trained_classes(inventory, train, val)
 
     train, val = usable(*sides)
@@ -251,15 +281,20 @@ def _split(
     notes += survey_notes(inventory, names, val) + copy_notes(inventory, train, held_out)
     if num_outside := len(inventory.keys) - len(inside):
         notes.append(f"Not used, because outside all class folders: {count(num_outside, 'image')}.")
+    if depth == "auto" and level == HEADER:
+        notes.append(
+            f"Only the headers of the images are checked, since there are more than {MOST_DECODED:,}: damage of their"
+            " pixels shows in training. To decode each once: --set data.check=decode."
+        )
     number = {name: i for i, name in enumerate(names)}
 
-    def source(side: Side) -> KeyedSource:
+    def source(side: Side, **options: bool) -> KeyedSource:
         keys, class_names = inventory.labelled(side)
         labels, digests = [number[name] for name in class_names], [inventory.digests[i] for i in side]
-        return KeyedSource(inventory.read, names, keys, labels, max_pixels, digests)
+        return KeyedSource(inventory.read, names, keys, labels, max_pixels, digests, **options)
 
     return Splits(
-        source(train),
+        source(train, takes_next=takes_next),
         source(val),
         classes=names,
         notes=notes + nesting + inventory.remarks,

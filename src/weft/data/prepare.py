@@ -65,7 +65,7 @@ def prepare_data(
     shards = [file.name for file in out.glob("*.tar")]
     check_output(out, shards, force=force)
     with Work("reading") as work:
-        splits = open_data(data, image=image, label=label, max_pixels=max_pixels, progress=work.update)
+        splits = open_data(data, image=image, label=label, check="decode", max_pixels=max_pixels, progress=work.update)
     for text in splits.notes:
         say(text)
     before, total = 0, len(splits.train) + len(splits.val)

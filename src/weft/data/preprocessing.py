@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -116,30 +115,32 @@ class Preprocessing:
         tall, wide = (cut / (side * f) for cut, side, f in zip(self.size, (height, width), factors, strict=True))
         return (1 - wide) / 2, (1 - tall) / 2, wide, tall
 
-    def note(self, sizes: Sequence[tuple[int, int]]) -> str:
+    def note(self, sizes: Sequence[tuple[int, int]] | np.ndarray) -> str:
         """Return a note if the images have another shape than the crop, which cuts them; else an empty text.
 
         Args:
             sizes: (height, width) of the images in pixels.
         """
-        if self.mode != "center" or not sizes:
+        if self.mode != "center" or not len(sizes):
             return ""
         height, width = self.size
-        ratios = [(w / h) / (width / height) for h, w in sizes]
-        ratio = median(max(one, 1 / one) for one in ratios)
+        heights, widths = np.array(sizes, np.float64).T
+        ratios = (widths / heights) / (width / height)
+        ratio = np.median(np.maximum(ratios, 1 / ratios))
         if ratio <= MAX_RATIO:
             return ""
-        kept = [min(wide, 1) * min(tall, 1) for _, _, wide, tall in (self.region(*size) for size in sizes)]
-        num_wide = sum(one > 1 for one in ratios)
+        factors = np.maximum(self.scaled[0] / heights, self.scaled[1] / widths)
+        kept = np.median(np.minimum(height / (heights * factors), 1) * np.minimum(width / (widths * factors), 1))
+        num_wide = int((ratios > 1).sum())
         shape = "wider" if 2 * num_wide > len(sizes) else "taller"
-        typical = median(w / h for h, w in sizes)
+        typical = float(np.median(widths / heights))
         side = (height * width / typical) ** 0.5
         fitting = [max(round(one / SIDE_STEP), 1) * SIDE_STEP for one in (side, side * typical)]
         is_one_shape = max(num_wide, len(sizes) - num_wide) >= MIN_SAME_SHAPE * len(sizes)
         advice = f" An input of their shape shows more: --img-size {fitting[0]}x{fitting[1]}." if is_one_shape else ""
         return (
             f"The images are {shape} than the input of {height}x{width}: by a factor of {ratio:.1f} (median)."
-            f" Evaluation and prediction see the centre, and {100 * (1 - median(kept)):.0f} % of the area of an image"
+            f" Evaluation and prediction see the centre, and {100 * (1 - kept):.0f} % of the area of an image"
             f" is cut off.{advice}"
         )
 

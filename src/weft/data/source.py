@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median_low
 from typing import NamedTuple, Protocol
 
+import numpy as np
+
 from weft.data.bit_depth import ValueRange, Values, common_range
-from weft.data.decode import BadImage, image_size
+from weft.data.decode import BadImage, as_bad, image_size, read_regular
 from weft.data.formats import MAX_PIXELS
 from weft.errors import DataError
 from weft.text import printable
@@ -17,6 +21,21 @@ NUM_HEADERS = 32  # images that `image_size_hint` opens
 
 Reader = Callable[[str], bytes]
 """Function from the key of an image to its bytes, picklable for worker processes; raises BadImage or OSError."""
+
+
+class FileReader:
+    """Read files by path, relative to a folder."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = os.fspath(folder)
+
+    def __call__(self, key: str) -> bytes:
+        """Return the bytes of a file."""
+        return read_regular(self.path(key))
+
+    def path(self, key: str) -> str:
+        """Return the path of a file."""
+        return os.path.join(self.folder, key)
 
 
 class BadFile(NamedTuple):
@@ -71,7 +90,11 @@ class Source(Protocol):
 
 
 class KeyedSource:
-    """Images that a `Reader` reads by key, with the size and hash of each file as it was checked."""
+    """Images that a `Reader` reads by key, with the size and hash of each file as it was checked.
+
+    Attributes:
+        takes_next: in place of an image that turns out to be damaged, the next one of its class is used.
+    """
 
     def __init__(
         self,
@@ -81,9 +104,10 @@ class KeyedSource:
         labels: list[int],
         max_pixels: int = MAX_PIXELS,
         digests: Sequence[str] = (),
+        takes_next: bool = False,
     ):
         self.reader, self.classes, self.keys, self.labels = reader, classes, keys, labels
-        self.max_pixels, self.digests = max_pixels, digests
+        self.max_pixels, self.digests, self.takes_next = max_pixels, digests, takes_next
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -113,7 +137,7 @@ class Splits:
         bad: excluded files of both splits, which cannot be used.
         is_given: whether the dataset defines the split itself.
         groups, val_groups: group of every training and of every validation image; None if the images are not grouped.
-        sizes: (height, width) of the images in pixels.
+        sizes: (height, width) of the images in pixels, as far as they are known: int32 (n 2).
         values: of the images of more than 8 bits per channel.
     """
 
@@ -125,7 +149,7 @@ class Splits:
     is_given: bool = False
     groups: list[str] | None = None
     val_groups: list[str] | None = None
-    sizes: list[tuple[int, int]] = field(default_factory=list)
+    sizes: np.ndarray = field(default_factory=lambda: np.zeros((0, 2), np.int32))
     values: list[Values] = field(default_factory=list)
 
     @property
@@ -148,15 +172,17 @@ def pixel_limit(source: Source) -> int:
 
 def bad_file(key: str, err: BadImage | OSError, split: str = "") -> BadFile:
     """Return the error of an image as a bad file, named by its key."""
-    if not isinstance(err, BadImage):  # disk error
-        err = BadImage("", "unreadable", err.strerror or "")
-    return BadFile(key, err.reason, str(BadImage(printable(key), err.reason, err.detail)), split)
+    problem = as_bad(err)
+    return BadFile(key, problem.reason, str(BadImage(printable(key), problem.reason, problem.detail)), split)
 
 
 def lost_error(key: str, err: BadImage | OSError) -> DataError:
     """Return the error for an image that was usable when the data was opened and is not any more."""
     now = bad_file(key, err).message
-    return DataError(f"{now} It could be read when the data was opened: restore it, or start again without it.")
+    return DataError(
+        f"{now} It passed the check when the data was opened: restore it, or start again without it. Training can use"
+        " the next image of its class: --set data.damaged=next."
+    )
 
 
 def image_size_hint(source: Source) -> tuple[int, int]:

@@ -14,10 +14,9 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from weft.data.folder import FileReader
 from weft.data.inventory import Inventory
 from weft.data.parquet import SUFFIX, read_parquet
-from weft.data.source import sort_class_names
+from weft.data.source import FileReader, sort_class_names
 from weft.data.split_names import SIDES, is_flag_of_split, split_of
 from weft.data.tabular import Table, read_text_table, shown
 from weft.data.tree import EXTENSIONS, extension, num_beside, walk
@@ -267,13 +266,15 @@ def _located(keys: list[str], folder: Path, column: str, name: str, notes: list[
 def _files_below(folder: Path) -> dict[str, list[str]]:
     """Return the image files below a folder by name, and by name without extension; none if there are too many."""
     files: dict[str, list[str]] = defaultdict(list)
-    for number, (key, kind) in enumerate(walk(os.fspath(folder))):
-        if number == MAX_SEARCHED:
+    number = 0
+    for kind, place, names in walk(os.fspath(folder)):
+        number += len(names)
+        if number > MAX_SEARCHED:
             return {}
-        if kind == "file" and extension(key) in EXTENSIONS:
-            name = key.rpartition("/")[2]
-            for word in (name, os.path.splitext(name)[0]):
-                files[word].append(key)
+        for name in names if kind == "file" else ():
+            if extension(name) in EXTENSIONS:
+                for word in (name, os.path.splitext(name)[0]):
+                    files[word].append(place + name)
     return files
 
 

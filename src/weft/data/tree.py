@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import os
 import stat
+from array import array
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 JUNK = {"__MACOSX", "Thumbs.db", "desktop.ini", "@eaDir", "$RECYCLE.BIN", "lost+found"}
@@ -66,7 +68,7 @@ def num_beside(folder: str | Path) -> int:
 
 
 def nested_folders(paths: Iterable[Sequence[str]]) -> dict[str, list[str]]:
-    """Return the folders in each class, from the folders above each image; none if one is directly in a class."""
+    """Return the folders in each class, from the folders above images; none if one is directly in a class."""
     nested: dict[str, set[str]] = defaultdict(set)
     for folders in paths:
         if len(folders) == 1:
@@ -76,12 +78,15 @@ def nested_folders(paths: Iterable[Sequence[str]]) -> dict[str, list[str]]:
     return {name: sorted(inside) for name, inside in sorted(nested.items())}
 
 
-def walk(root: str, *, only: Collection[str] | None = None, follow_links: bool = False) -> Iterator[tuple[str, str]]:
-    """Yield (path, kind) of the entries of a directory tree. Only folders are opened.
+def walk(
+    root: str, *, only: Collection[str] | None = None, follow_links: bool = False
+) -> Iterator[tuple[str, str, list[str]]]:
+    """Yield (kind, folder, names) of the entries of a directory tree. Only folders are opened.
 
-    A path is relative to the root, with `/`. The kind is `file` (a regular file, or a link to one outside the tree),
-    `folder` (also a link that is followed), a key of `SKIPPED`, `not-utf-8` for a file or folder with such a name, or
-    for a folder that cannot be read the reason of the operating system after `unreadable: `.
+    A folder is relative to the root, and ends with `/`; that of the root is empty. The kind is `file` (regular files,
+    or links to those outside the tree), `folder` (also links that are followed), a key of `SKIPPED`, `not-utf-8` for
+    files and folders with such names, or for a folder that cannot be read the reason of the operating system after
+    `unreadable: `.
 
     Args:
         root: an existing folder, or a link to one.
@@ -89,59 +94,89 @@ def walk(root: str, *, only: Collection[str] | None = None, follow_links: bool =
         follow_links: also enter folders outside the root through links.
     """
     inside = os.path.join(os.path.realpath(root), "")
-    seen = set[tuple[int, int]]()  # (device, inode) of every folder entered and file listed
+    seen = _Seen()  # every folder entered and file listed
     folders, links, later = [""], list[str](), list[str]()
     while folders or links or later:
         if folders:
-            key = folders.pop()
+            folder = folders.pop()
             try:
-                status = os.stat(os.path.join(root, key))
-                with os.scandir(os.path.join(root, key)) as scanned:
-                    entries = [entry for entry in scanned if key or only is None or entry.name in only]
+                status = os.stat(os.path.join(root, folder))
+                with os.scandir(os.path.join(root, folder)) as scanned:
+                    entries = list(scanned)
             except OSError as err:
-                yield key, f"unreadable: {err.strerror}"
+                yield f"unreadable: {err.strerror}", *_parts(folder)
                 continue
-            if (status.st_dev, status.st_ino) in seen:
+            if not seen.add(status):
                 continue
-            seen.add((status.st_dev, status.st_ino))
-            if key:
-                yield key, "folder"
+            if folder:
+                yield "folder", *_parts(folder)
+            elif only is not None:
+                entries = [entry for entry in entries if entry.name in only]
+            found, inodes = defaultdict[str, list[str]](list), seen.files[status.st_dev]
+            files = found["file"]
             for entry in entries:
-                name = f"{key}/{entry.name}" if key else entry.name
-                if is_junk(entry.name):
-                    yield name, "hidden"
-                elif not _is_utf8(entry.name):
-                    yield name, "not-utf-8"
-                elif entry.is_symlink():
-                    later.append(name)
-                elif entry.is_dir(follow_symlinks=False):
-                    folders.append(name)
+                name = entry.name
+                if is_junk(name):
+                    found["hidden"].append(name)
+                elif not (name.isascii() or _is_utf8(name)):
+                    found["not-utf-8"].append(name)
                 elif entry.is_file(follow_symlinks=False):
-                    seen.add((status.st_dev, entry.inode()))
-                    yield name, "file"
+                    inodes.append(entry.inode())
+                    files.append(name)
+                elif entry.is_symlink():
+                    later.append(folder + name)
+                elif entry.is_dir(follow_symlinks=False):
+                    folders.append(f"{folder}{name}/")
                 else:
-                    yield name, "special"
+                    found["special"].append(name)
+            yield from ((kind, folder, names) for kind, names in found.items())
         elif links:  # after all folders, so that a file is listed by its real name
             key = links.pop()
             try:
                 status = os.stat(os.path.join(root, key))
             except OSError:
-                yield key, "broken-link"
+                yield "broken-link", *_parts(key)
                 continue
             is_inside = os.path.realpath(os.path.join(root, key)).startswith(inside)
-            if (status.st_dev, status.st_ino) in seen:
-                yield key, "link-to-listed"
+            if status in seen:
+                yield "link-to-listed", *_parts(key)
             elif stat.S_ISREG(status.st_mode):
-                seen.add((status.st_dev, status.st_ino))
-                yield key, "file"
+                seen.add(status)
+                yield "file", *_parts(key)
             elif not stat.S_ISDIR(status.st_mode):
-                yield key, "special"
+                yield "special", *_parts(key)
             elif is_inside or follow_links:
-                folders.append(key)
+                folders.append(f"{key}/")
             else:
-                yield key, "link-out"
+                yield "link-out", *_parts(key)
         else:
             links, later = sorted(later, reverse=True), []
+
+
+class _Seen:
+    """Files and folders by device and inode. A set of all files is only made if a link needs it: it is large."""
+
+    def __init__(self) -> None:
+        self.files: defaultdict[int, array[int]] = defaultdict(partial(array, "Q"))
+        self.entries = set[tuple[int, int]]()
+
+    def __contains__(self, status: os.stat_result) -> bool:
+        for device, inodes in self.files.items():
+            self.entries.update((device, inode) for inode in inodes)
+        self.files.clear()
+        return (status.st_dev, status.st_ino) in self.entries
+
+    def add(self, status: os.stat_result) -> bool:
+        """Add a folder or a file; return whether it is new."""
+        before = len(self.entries)
+        self.entries.add((status.st_dev, status.st_ino))
+        return len(self.entries) > before
+
+
+def _parts(key: str) -> tuple[str, list[str]]:
+    """Return the folder that an entry is in, with `/` at its end, and its name."""
+    folder, slash, name = key.rstrip("/").rpartition("/")
+    return folder + slash, [name]
 
 
 def _is_utf8(name: str) -> bool:

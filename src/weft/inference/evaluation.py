@@ -125,8 +125,9 @@ def evaluate(
 
     trained_with, num_classes = recipe_of(Path(run)), len(predictor.classes)
     names = predictor.model.info.label_names
-    splits = open_labelled(data, names, num_classes, options, trained_with, test=split == "test")
-    selected = select_split(splits, split, data, trained_with, images_of(Path(run)))
+    images = images_of(Path(run))
+    splits = open_labelled(data, names, num_classes, options, trained_with, split=split, images=images)
+    selected = select_split(splits, split, data, trained_with, images)
     source = selected.source
     if labels is not None:
         labels.check([name_of(source, place) for place in range(len(source))], num_classes)

@@ -20,10 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from weft.cache import CacheTable
 from weft.checkpoints.unknown import unit_length as unit_length
 from weft.data.loader import ImageLoader
 from weft.errors import CheckpointError, UsageError
-from weft.files import cache_file
 from weft.machine.runtime import Runtime
 from weft.models.contract import evaluation_mode
 from weft.models.families import plugin_of
@@ -32,7 +32,6 @@ from weft.version import __version__
 
 MAX_CACHED = 2_000_000_000  # bytes of the file of the cache
 FILE = "features.sqlite3"  # in the cache directory
-LOCKED_SECONDS = 30.0  # to wait for another process that writes
 PENDING = 1_000  # new features in memory, which are written in one transaction
 SHOWN = ("num_classes", "in_chans", "img_size", "global_pool")  # arguments that weights, `input_size` or the pool show
 CODE = {"torch", "timm", "weft"}  # packages whose code their versions identify
@@ -226,9 +225,7 @@ def network_key(network: nn.Module, runtime: Runtime) -> str | None:
 class FeatureCache:
     """Features of one network in the cache on disk: a table that all networks and processes share.
 
-    Rows are only added, so processes cannot overwrite each other's; those that were added first are dropped above
-    MAX_CACHED bytes. A damaged file is replaced; one that cannot be read or written costs only time. The journal is
-    SQLite's default: the write-ahead log does not work on network disks, where home directories may be.
+    Rows are only added, so processes cannot overwrite each other's.
 
     Args:
         network: result of `network_key`.
@@ -238,7 +235,7 @@ class FeatureCache:
     def __init__(self, network: str, width: int) -> None:
         self.network, self.num_bytes = network, 4 * width
         self._pending: dict[bytes, np.ndarray] = {}  # rows that are not written yet
-        self._path = cache_file(FILE)  # None where the cache cannot be used
+        self._table = CacheTable(FILE, "key BLOB PRIMARY KEY, features BLOB, crc INTEGER", MAX_CACHED)
 
     def key_of(self, pixels: np.ndarray) -> bytes:
         """Return the key of the features of an image (c h w)."""
@@ -254,7 +251,7 @@ class FeatureCache:
                 if row is not None and len(row[0]) == self.num_bytes and zlib.crc32(row[0]) == row[1]:
                     rows[key] = np.frombuffer(row[0], np.float32)
 
-        self._use(read)
+        self._table.use(read)
         return rows
 
     def put(self, rows: dict[bytes, np.ndarray]) -> None:
@@ -271,33 +268,6 @@ class FeatureCache:
         def write(table: sqlite3.Connection) -> None:
             values = ((key, row, zlib.crc32(row)) for key, row in rows)
             table.executemany("INSERT OR IGNORE INTO rows (key, features, crc) VALUES (?, ?, ?)", values)
-            oldest = "SELECT rowid FROM rows ORDER BY rowid LIMIT 100"
-            while _size(table) > MAX_CACHED and table.execute(f"DELETE FROM rows WHERE rowid IN ({oldest})").rowcount:
-                pass
 
         if rows:
-            self._use(write)
-
-    def _use(self, work: Callable[[sqlite3.Connection], None]) -> None:
-        """Call `work` in a transaction; where the cache cannot be used, nothing happens, from then on."""
-        if self._path is None:
-            return
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with contextlib.closing(sqlite3.connect(self._path, timeout=LOCKED_SECONDS)) as table, table:
-                table.execute("CREATE TABLE IF NOT EXISTS rows (key BLOB PRIMARY KEY, features BLOB, crc INTEGER)")
-                work(table)
-        except (OSError, sqlite3.OperationalError):  # a full or read-only disk, or a lock that is not released
-            self._path = None
-        except sqlite3.DatabaseError:  # damaged; the journal goes first, since SQLite would apply it to the next file
-            with contextlib.suppress(OSError):
-                self._path.with_name(f"{FILE}-journal").unlink(missing_ok=True)
-                self._path.unlink(missing_ok=True)
-
-
-def _size(table: sqlite3.Connection) -> int:
-    """Return the bytes in use of the file of a table."""
-    pages, free, size = (
-        table.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
-    )
-    return (pages - free) * size
+            self._table.use(write, adds=True)

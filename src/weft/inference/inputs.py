@@ -32,12 +32,17 @@ def open_labelled(
     options: InferenceOptions,
     trained_with: Recipe | None,
     *,
-    test: bool = False,
+    split: str = "all",
+    images: Fingerprint | None = None,
 ) -> Splits:
-    """Open a dataset with the classes of a model, split as the training run split it.
+    """Open a dataset with the classes of a model, split as the training run split it. Of data with a split of their
+    own, only the images that `split` names are checked.
 
-    The classes of a public model also match WordNet ids, and other ImageNet names than those that weft prints. `test`
-    holds out the test split in place of the validation split.
+    The classes of a public model also match WordNet ids, and other ImageNet names than those that weft prints.
+
+    Args:
+        split: as in `evaluate`; `test` is held out in place of the validation split.
+        images: of the training run, if they are known: with their hashes, those of the data are needed to find them.
 
     Raises:
         DataError: the dataset cannot be read, or has other classes.
@@ -57,7 +62,11 @@ def open_labelled(
             match=None if imagenet is None else functools.partial(match_imagenet, imagenet),
             allow_empty_class=True,
             evaluate_only=True,
-            test=test,
+            test=split == "test",
+            check="decode"
+            if images is not None and images.has_hashes
+            else (as_trained if is_same else Recipe()).data.check,
+            only={"train": "train", "all": None}.get(split, "val"),
             max_bad=(as_trained if is_same else Recipe()).data.max_bad,
             max_pixels=options.max_pixels or as_trained.data.max_pixels,
             follow_links=as_trained.data.follow_links or options.follow_links,
@@ -243,6 +252,7 @@ class SourcePart:
         self.labels = [source.labels[i] for source, i in map(self._find, self.places)]
         self.keys = [source.keys[i] for source, i in map(self._find, self.places)]
         self.max_pixels = max(map(pixel_limit, sources))
+        self.takes_next = all(getattr(source, "takes_next", False) for source in sources)
 
     def __len__(self) -> int:
         return len(self.places)

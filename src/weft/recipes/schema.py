@@ -70,6 +70,15 @@ class Data:
     """Training images of an epoch. shuffled: each one once. balanced: as many of every class, so that images of small
     classes are drawn several times, with different augmentation."""
 
+    check: Literal["auto", "none", "header", "decode"] = "auto"
+    """How images are checked before training. decode: every image is decoded once. header: the header of its file is
+    read. none: images are recognised by their names. auto: decode for up to 20,000 images, else header. The results
+    are kept in the cache, and a file is only read again if it changed."""
+
+    damaged: Literal["stop", "next"] = "stop"
+    """An image that turns out to be damaged in training. stop: end with its name. next: use the next image of its class
+    instead; the report counts these."""
+
     max_bad: Share = 0.1
     """Maximum fraction of unreadable files; with more, training does not start."""
 

@@ -25,7 +25,14 @@ from weft.study.result import ExperimentResult
 MAX_SEEDS = 1000
 MANY = 1 << 30  # training images, where a batch size is chosen before they are counted
 Data = str | Path | Mapping[str, str | Path] | None  # a dataset, or several by the names that a study calls them
-READING = ("image", "label", "max_bad", "max_pixels", "follow_links")  # settings of `data` that reading a dataset needs
+READING = (
+    "image",
+    "label",
+    "check",
+    "max_bad",
+    "max_pixels",
+    "follow_links",
+)  # settings of `data` that reading a dataset needs
 
 
 @obeys_quiet

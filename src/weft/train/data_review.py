@@ -105,6 +105,7 @@ def review(
             SplitPlan(group=group or _group_column(Path(data), image, label)),
             image=image,
             label=label,
+            check="decode",
             max_bad=1,
             max_pixels=options.max_pixels,
             allow_empty_class=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from weft.train.curves import curve_figures
 from weft.train.held_out import HeldOutOutputs, read_held_out
 from weft.train.mirrored_classes import find_mirrored, mirrored_text
 from weft.train.plan import Plan
-from weft.train.reporter import mean_waiting, waiting_lines
+from weft.train.reporter import damaged_lines, mean_waiting, waiting_lines
 from weft.train.result import RunResult
 from weft.train.run import Run
 from weft.train.unknown import fit_detector
@@ -38,7 +39,7 @@ MEASURES = {"top1": "top-1", "balanced": "balanced accuracy", "loss": "loss"}  #
 
 def finish(run: Run) -> RunResult:
     """Calibrate the best model of a run that has trained all its steps, and write the report in the first process."""
-    evaluation, best = run.evaluate_best(), run.best
+    evaluation, best, damaged = run.evaluate_best(), run.best, run.damaged
     assert best is not None, "the last epoch is evaluated"
     result = RunResult(
         out=run.out,
@@ -48,15 +49,15 @@ def finish(run: Run) -> RunResult:
         best_epoch=best.epoch,
         seconds=run.seconds,
         evaluation=evaluation,
-        notes=(*class_lines(evaluation), *waiting_lines(run.history)),
+        notes=(*class_lines(evaluation), *waiting_lines(run.history), *damaged_lines(damaged)),
     )
     if run.runtime.is_main:
-        result = _concluded(run, result)
+        result = _concluded(run, result, damaged)
     run.runtime.wait()
     return result
 
 
-def _concluded(run: Run, result: RunResult) -> RunResult:
+def _concluded(run: Run, result: RunResult, damaged: Sequence[str]) -> RunResult:
     """Calibrate the best model, fit its detector, and write both and the report; return the result with what they show.
 
     Held-out images are decoded once; all that follows works on arrays.
@@ -92,7 +93,7 @@ def _concluded(run: Run, result: RunResult) -> RunResult:
     write_report(
         run.out / "report",
         f"{result.model} on {result.data}",
-        _summary(run, result, network),
+        _summary(run, result, network, damaged),
         evaluation,
         errors=explained_errors(best, plan.splits.val, evaluation.mistakes),
         curves=curve_figures(run.history, result.best_epoch),
@@ -124,7 +125,7 @@ def _confidences(plan: Plan, model: TorchModel, temperature: float, held_out: He
     return confidence
 
 
-def _summary(run: Run, result: RunResult, network: Any) -> list[tuple[str, str]]:
+def _summary(run: Run, result: RunResult, network: Any, damaged: Sequence[str]) -> list[tuple[str, str]]:
     """Return the (name, value) lines of the report; print those on calibration and groups."""
     splits, evaluation = run.splits, result.evaluation
     params = sum(parameter.numel() for parameter in run.learner.model.parameters())
@@ -141,6 +142,7 @@ def _summary(run: Run, result: RunResult, network: Any) -> list[tuple[str, str]]
         *([("groups", grouped)] if grouped else []),
         *calibration,
         ("training images", f"{len(splits.train)}"),
+        *(("damaged", line) for line in damaged_lines(damaged)),
         ("parameters", f"{params:,}"),
         ("training and evaluation", f"{clock(result.seconds)} on {run.runtime.device.type}"),
         ("waiting for images", f"{mean_waiting(run.history):.0f} % of the training time"),

@@ -213,6 +213,8 @@ def open_splits(recipe: Recipe) -> Splits:
             split_plan(recipe),
             image=recipe.data.image,
             label=recipe.data.label,
+            check=recipe.data.check,
+            takes_next=recipe.data.damaged == "next",
             max_bad=recipe.data.max_bad,
             max_pixels=recipe.data.max_pixels,
             follow_links=recipe.data.follow_links,

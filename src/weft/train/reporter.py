@@ -10,6 +10,7 @@ from rich.console import Console
 
 from weft.progress import Work, rate
 from weft.runs.directory import EpochRow
+from weft.text import count, first_few
 from weft.train.meter import Meter
 
 NAME = "training"
@@ -68,6 +69,14 @@ def waiting_lines(history: Sequence[EpochRow]) -> list[str]:
         f"Training waited {share:.0f} % of the time for images. Make them smaller once: weft data prepare DATA PACKED;"
         " then train on PACKED. Or give it more cores, and processes that read: --workers N."
     ]
+
+
+def damaged_lines(keys: Sequence[str]) -> list[str]:
+    """Return a note on damaged training images, in place of which others were used; empty without any."""
+    if not keys:
+        return []
+    images = count(len(keys), "training image is", "training images are")
+    return [f"{images} damaged, and the next one of the class was used instead: {first_few(keys)}."]
 
 
 def mean_waiting(history: Sequence[EpochRow]) -> float:

@@ -70,6 +70,7 @@ class Run:
         self.meter = Meter()
         self.unimproved, self.seconds = 0, 0.0
         self.evaluation: Evaluation | None = None
+        self._damaged: set[str] = set()  # in earlier processes
         self._start: float | None = None  # of the epochs, minus the seconds of earlier processes
         self._log: StepLog | None = None
         self._saved_at = time.monotonic()
@@ -83,6 +84,7 @@ class Run:
         state = saved.state
         self.learner.restore(saved.tensors, state.optimizer, state.step)
         self.history, self.unimproved, self.seconds = state.history, state.unimproved, state.seconds
+        self._damaged = set(state.damaged)
         self.meter = dataclasses.replace(state.meter, seconds=0.0, waiting=0.0, seen=0)  # times are of this process
         if self.runtime.is_main:
             write_metrics(self.out / "metrics.csv", self.history)
@@ -101,6 +103,14 @@ class Run:
     def best(self) -> EpochRow | None:
         """The epoch whose model is in best/; None before the first evaluation."""
         return best_of(self.history, self.recipe.best)
+
+    @property
+    def damaged(self) -> list[str]:
+        """Keys of the training images in place of which others were used; all processes must ask together."""
+        if self.recipe.data.damaged == "stop":
+            return []
+        own = [self.splits.train.keys[index] for index in sorted(self.plan.batches.damaged)]
+        return sorted(self._damaged.union(*self.runtime.gather(own)))
 
     @property
     def is_finished(self) -> bool:
@@ -272,7 +282,7 @@ class Run:
 
     def save(self) -> None:
         """Save the state of the current step."""
-        self._saved_at = time.monotonic()
+        self._saved_at, damaged = time.monotonic(), self.damaged
         if not self.runtime.is_main:
             return
         self._flush_log()
@@ -287,6 +297,7 @@ class Run:
             recipe=recipe_record(self.recipe),
             machine=machine(self.runtime),
             teacher=getattr(self.learner.teacher, "record", None),
+            damaged=damaged,
         )
         save_state(self.out / "state", tensors, state, self.recipe.save.keep)
 

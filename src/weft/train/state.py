@@ -15,7 +15,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -49,6 +49,7 @@ class RunState:
         recipe: settings that affect the result, as JSON by dotted key.
         machine: software and hardware that the last bits depend on.
         teacher: `Teacher.record`; None without distillation.
+        damaged: keys of the training images in place of which others were used.
     """
 
     step: Count
@@ -60,6 +61,7 @@ class RunState:
     recipe: dict[str, str]
     machine: MachineRecord
     teacher: dict[str, Any] | None
+    damaged: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Raise ValueError if the epochs of the history do not end in order, or after the step."""

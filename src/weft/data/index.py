@@ -1,0 +1,305 @@
+"""Index of image files: what is known about each, kept in the cache, so that a file is read again only if it changed.
+
+A file is the same as before if its size and the times of its last change (mtime, ctime) are. Files that changed within
+`SETTLED_NS` before they were listed are not kept: a further change could leave their times equal.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import itertools
+import json
+import os
+import sqlite3
+import time
+import zlib
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import PIL
+
+from weft.cache import CacheTable
+from weft.data.bit_depth import Values
+from weft.data.colour import NOTES
+from weft.data.decode import BadImage, ImageInfo
+from weft.data.formats import MAX_PIXELS
+from weft.files import cache_file
+from weft.machine.processor import available_cores
+from weft.machine.system import lock_file
+from weft.progress import say
+from weft.version import __version__
+
+FILE = "files.sqlite3"  # in the cache directory
+MAX_CACHED = 4_000_000_000  # bytes of it
+SETTLED_NS = 2_000_000_000
+SAVE_S = 5.0  # between two savings of what was found
+MANY = 2_000  # unknown files, from which processes that start at the same time wait for the first one
+CHUNK = 16  # files per task of a thread
+AHEAD = 64  # tasks whose results wait at most
+BLOCK = 4096  # files whose digests are made at a time
+UNKNOWN, OTHER, IMAGE, HEADER, DECODED = range(5)
+"""Levels of knowledge about a file: none; by its first bytes it is no image, or an image; its header; its pixels."""
+
+RECORD = np.dtype(
+    [
+        *(("size", "<i8"), ("mtime", "<i8"), ("ctime", "<i8")),  # bytes, ns, ns
+        *(("level", "u1"), ("notes", "<u2"), ("height", "<i4"), ("width", "<i4")),  # notes: a bit for each of `NOTES`
+        ("digest", "V12"),  # of the content, if it was decoded
+    ]
+)
+STAMP = ["size", "mtime", "ctime"]
+NOTES_IN_ORDER = tuple(NOTES)
+CONTEXT = f"{__version__} {PIL.__version__} {' '.join(NOTES)}"  # of another, nothing is known
+PASSING = {"missing", "not-a-file", "unreadable", "no-decoder", "out-of-memory", "too-many-pixels"}
+"""Reasons of `BadImage` that the bytes of the file do not decide alone."""
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Progress = Callable[[int, int], None]
+
+
+class Found(NamedTuple):
+    """Result of a check: its level, properties of the image, the problem that this level found, hash and size of the
+    content."""
+
+    level: int
+    info: ImageInfo | None = None
+    problem: BadImage | None = None
+    digest: bytes = b""
+    size: int | None = None
+
+
+class FileIndex:
+    """Files in the order of their folders, and what is known about each.
+
+    Args:
+        folders: names of the files by folder; a folder is relative to `root`, and ends with a slash if it has a name.
+        root: folder of the files; None for images that are no files, about which nothing is kept.
+        name: of the list, if it is not that of all files of the folders.
+        fresh: ignore what is known, and find it again.
+
+    Attributes:
+        keys: path of each file relative to the root.
+        records: of `RECORD`, one for each file.
+        problems: why a file cannot be used, by its place in `keys`; found at the level of its record, not before.
+        values: of images of more than 8 bits per channel, by place.
+    """
+
+    def __init__(
+        self, folders: Mapping[str, Sequence[str]], root: str | None = None, *, name: str = "", fresh: bool = False
+    ) -> None:
+        self._began, self._is_fresh = time.time_ns(), fresh
+        self.keys = [folder + file if folder else file for folder, files in folders.items() for file in files]
+        self.records = np.zeros(len(self.keys), RECORD)
+        self.problems: dict[int, BadImage] = {}
+        self.values: dict[int, Values] = {}
+        self._folders, self._ends = list(folders), list(itertools.accumulate(map(len, folders.values())))
+        self._is_new = np.zeros(len(self.keys), bool)
+        self._prefix = f"{name}\n{os.path.realpath(root or '')}/"
+        columns = "folder BLOB PRIMARY KEY, context TEXT, names BLOB, records BLOB, special TEXT, crc INTEGER"
+        self._table = CacheTable(FILE, columns, MAX_CACHED) if root is not None else None
+        if root is not None:
+            named = ((os.path.join(root, folder), files) for folder, files in folders.items())
+            stamps = itertools.chain.from_iterable(_stamp(base + file) for base, files in named for file in files)
+            for column, values in zip(STAMP, np.fromiter(stamps, np.int64).reshape(-1, 3).T, strict=True):
+                self.records[column] = values
+        self._load()
+
+    @classmethod
+    def of(cls, keys: Sequence[str], root: str | None, name: str, *, fresh: bool) -> tuple[FileIndex, np.ndarray]:
+        """Return the index of a list of files, and the place of each in it."""
+        if root is None:
+            return cls({"": keys}), np.arange(len(keys))
+        folders = defaultdict[str, list[str]](list)
+        for key in keys:
+            folders[key[: key.rfind("/") + 1]].append(key[key.rfind("/") + 1 :])
+        index = cls(folders, root, name=name, fresh=fresh)
+        places = dict(zip(index.keys, itertools.count()))
+        return index, np.fromiter(map(places.__getitem__, keys), np.int64, len(keys))
+
+    def fill(
+        self,
+        places: np.ndarray,
+        level: int,
+        find: Callable[[str], Found],
+        *,
+        max_pixels: int = MAX_PIXELS,
+        progress: Progress | None = None,
+    ) -> None:
+        """Check those files of which less is known than `level`, in threads.
+
+        Args:
+            places: of the files.
+            level: what must be known afterwards.
+            find: check of the file with a key.
+            max_pixels: larger images are checked again.
+            progress: called regularly with (number done, total).
+        """
+        todo = self._unknown(places, level, max_pixels)
+        with self._first() if len(todo) > MANY else contextlib.nullcontext(False) as has_waited:
+            if has_waited:
+                self._load()
+                todo = self._unknown(places, level, max_pixels)
+            saved = time.monotonic()
+            for done, (place, found) in enumerate(in_threads(lambda place: find(self.keys[place]), todo.tolist()), 1):
+                self._record(place, found)
+                if progress is not None and done % 64 == 0:
+                    progress(done, len(todo))
+                if time.monotonic() - saved > SAVE_S:
+                    self._save()
+                    saved = time.monotonic()
+            self._save()
+        if progress is not None:
+            number = len(todo) or len(places)
+            progress(number, number)
+
+    def _unknown(self, places: np.ndarray, level: int, max_pixels: int) -> np.ndarray:
+        """Return those places of which less is known than `level`."""
+        levels = self.records["level"][places]
+        is_known = (levels >= level) | (levels == OTHER) | self.is_bad(places, DECODED)
+        pixels = self.records["height"][places].astype(np.int64) * self.records["width"][places]
+        return places[~is_known | (pixels > max_pixels)]
+
+    def is_bad(self, places: np.ndarray, level: int) -> np.ndarray:
+        """Return for each place whether the file cannot be used, by what a check to this level finds."""
+        return np.isin(places, np.array(list(self.problems), np.int64)) & (self.records["level"][places] <= level)
+
+    def digests(self, places: np.ndarray, level: int) -> Iterator[str]:
+        """Yield size and hash of the content of files, separated by a tab; the hash is only known to `DECODED`."""
+        for start in range(0, len(places), BLOCK):  # of Python's objects for all, the memory would be large
+            records = self.records[places[start : start + BLOCK]]
+            for size, content in zip(records["size"].tolist(), records["digest"].tolist(), strict=True):
+                yield f"{size}\t{content.hex() if level == DECODED else ''}"
+
+    def _record(self, place: int, found: Found) -> None:
+        record: Any = self.records[place]
+        record["level"], self._is_new[place] = found.level, True
+        self.problems.pop(place, None)
+        if found.size is not None:
+            record["size"], record["digest"] = found.size, np.void(found.digest or bytes(12))
+        if found.problem is not None:
+            self.problems[place] = found.problem
+        if found.info is not None:
+            record["height"], record["width"] = found.info.size
+            record["notes"] = sum(1 << NOTES_IN_ORDER.index(note) for note in set(found.info.notes))
+            if found.info.values is not None:
+                self.values[place] = found.info.values
+
+    @contextlib.contextmanager
+    def _first(self) -> Iterator[bool]:
+        """Wait until no other process finds out about files of this root; yield whether there was one."""
+        number = zlib.crc32(self._key("")) % 64
+        path, has_waited = cache_file(f"files-{number}.lock"), False
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(OSError):  # no locks here: each process finds out for itself
+                if path is not None and self._table is not None:
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    descriptor = stack.enter_context(open(path, "wb")).fileno()
+                    while not lock_file(descriptor):
+                        if not has_waited:
+                            say("Another process reads these files; this one waits for what it finds.")
+                        has_waited = True
+                        time.sleep(0.2)
+            yield has_waited
+
+    def _load(self) -> None:
+        """Take over what the cache knows about files that did not change since."""
+
+        def read(table: sqlite3.Connection) -> None:
+            query = "SELECT names, records, special, crc FROM rows WHERE folder = ? AND context = ?"
+            for number, folder in enumerate(self._folders):
+                row = table.execute(query, (self._key(folder), CONTEXT)).fetchone()
+                if row is not None and _crc(*row[:3]) == row[3]:
+                    self._take(number, row[0], np.frombuffer(row[1], RECORD), json.loads(row[2]))
+
+        if self._table is not None and not self._is_fresh:
+            self._table.use(read)
+
+    def _take(self, number: int, names: bytes, old: np.ndarray, special: dict[str, Any]) -> None:
+        span, mine = self._span(number), self._names(number)
+        records = self.records[span]
+        if names == mine:
+            places = np.arange(len(old))
+        else:
+            place_of = {name: place for place, name in enumerate(names.split(b"\0"))}
+            places = np.array([place_of.get(name, -1) for name in mine.split(b"\0")])
+        is_same = (places >= 0) & np.all([old[column][places] == records[column] for column in STAMP], axis=0)
+        records[is_same] = old[places[is_same]]
+        for place, what in special.items():
+            for i in np.flatnonzero(is_same & (places == int(place))).tolist():
+                if isinstance(what[0], str):
+                    self.problems[span.start + i] = BadImage("", *what)
+                else:
+                    self.values[span.start + i] = Values(*what)
+
+    def _save(self) -> None:
+        """Write what was found since the last time."""
+        if self._table is None or not self._is_new.any():
+            return
+        levels = self.records["level"].copy()
+        levels[self.records["ctime"] >= self._began - SETTLED_NS] = UNKNOWN
+        special = defaultdict[int, dict[int, Any]](dict)
+        problems = {place: (error.reason, error.detail) for place, error in self.problems.items()}
+        for place, what in itertools.chain(self.values.items(), problems.items()):
+            if what[0] in PASSING:
+                levels[place] = UNKNOWN
+            if levels[place] != UNKNOWN:
+                number = bisect.bisect_right(self._ends, place)
+                special[number][place - self._span(number).start] = what
+        rows = []
+        for number in np.unique(np.searchsorted(self._ends, np.flatnonzero(self._is_new), "right")).tolist():
+            span = self._span(number)
+            records = self.records[span].copy()
+            records["level"] = levels[span]
+            row = self._names(number), records.tobytes(), json.dumps(special[number])
+            rows.append((self._key(self._folders[number]), CONTEXT, *row, _crc(*row)))
+        self._table.use(
+            lambda table: table.executemany("INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?, ?, ?)", rows) and None,
+            adds=True,
+        )
+        self._is_new[:] = False
+
+    def _key(self, folder: str) -> bytes:
+        """Return the key of a folder in the table."""
+        return (self._prefix + folder).encode(errors="surrogateescape")
+
+    def _span(self, number: int) -> slice:
+        """Return the places of the files of a folder."""
+        return slice(self._ends[number - 1] if number else 0, self._ends[number])
+
+    def _names(self, number: int) -> bytes:
+        """Return the names of the files of a folder, separated by zeros."""
+        length = len(self._folders[number])
+        return "\0".join(key[length:] for key in self.keys[self._span(number)]).encode(errors="surrogateescape")
+
+
+def in_threads(function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[tuple[Item, Result]]:
+    """Yield (item, result) in order, from a thread pool: Pillow releases the GIL while decoding."""
+    pool, pending = ThreadPoolExecutor(min(available_cores(), 8)), deque[Future[list[tuple[Item, Result]]]]()
+    try:
+        for start in range(0, len(items), CHUNK):
+            chunk = items[start : start + CHUNK]
+            pending.append(pool.submit(lambda chunk: [(item, function(item)) for item in chunk], chunk))
+            if len(pending) > AHEAD:
+                yield from pending.popleft().result()
+        while pending:
+            yield from pending.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _stamp(path: str) -> tuple[int, int, int]:
+    """Return `STAMP` of a file; zeros if it is not there."""
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):  # ValueError: NUL byte in the name
+        return 0, 0, 0
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _crc(names: bytes, records: bytes, special: str) -> int:
+    return zlib.crc32(special.encode(), zlib.crc32(records, zlib.crc32(names)))

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import io
+import json
+import multiprocessing
 import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 from PIL import Image
 
 from tests.data.pictures import jpeg
 from tests.data.zoo import class_folders
-from weft.data import open_data
+from weft.cli import main
+from weft.data import open_data, prepare
 from weft.data.prepare import prepare_data
-from weft.errors import StorageError, UsageError
+from weft.errors import DataError, StorageError, UsageError, WeftError
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -71,3 +79,101 @@ def test_the_data_stay_if_they_cannot_be_replaced(tmp_path, monkeypatch):
         prepare_data(photos, packed, 32, force=True)
     assert files(packed) == first
     assert [path.name for path in tmp_path.glob(".*")] == []
+
+
+def damaged(folder: Path, *names: str, per_class: int = 12) -> Path:
+    """Class folders in which some images have a good header and no pixels."""
+    class_folders(folder, per_class)
+    for name in names:
+        data = (folder / name).read_bytes()
+        (folder / name).write_bytes(data[: data.index(b"\xff\xda") + 20])
+    return folder
+
+
+def test_shards_are_byte_identical_with_any_number_of_processes(tmp_path: Path, monkeypatch) -> None:
+    """Also with several shards, and with a damaged image, which takes no number from the others."""
+    monkeypatch.setattr(prepare, "SHARD_BYTES", 8000)
+    photos = class_folders(tmp_path / "photos", 12)
+    keys = open_data(photos).train.keys
+    prepare_data(photos, tmp_path / "whole", 16, workers=0, quiet=True)
+    bad = keys[5]
+    damaged(photos, bad)
+    done = {n: prepare_data(photos, tmp_path / f"packed{n}", 16, workers=n, quiet=True) for n in (0, 1, 2)}
+    assert done[0] == done[1] == done[2]
+    assert [(row["image"], bad in row["error"]) for row in done[0]["unreadable"]] == [(bad, True)]
+    assert done[0]["train"] == len(keys) - 1
+    first = files(tmp_path / "packed0")
+    assert len(first) > 4
+    assert first == files(tmp_path / "packed1") == files(tmp_path / "packed2")
+    samples = [
+        {Path(key).stem: source.read(i).data for i, key in enumerate(source.keys)}
+        for source in (open_data(tmp_path / name).train for name in ("whole", "packed0"))
+    ]
+    del samples[0][f"{5:08}"]
+    assert samples[0] == samples[1]
+    assert not multiprocessing.active_children()
+
+
+def test_images_are_decoded_once_and_the_damaged_are_listed(tmp_path: Path, capsys) -> None:
+    photos, packed = damaged(tmp_path / "photos", "a/0003.jpg"), tmp_path / "packed"
+    assert main(["data", "prepare", str(photos), str(packed), "--json", "--workers", "1"]) == 3
+    shown = capsys.readouterr()
+    summary = json.loads(shown.out)
+    assert summary["train"] + summary["val"] == 23
+    assert [row["image"] for row in summary["unreadable"]] == ["a/0003.jpg"]
+    assert "weft: a/0003.jpg cannot be used: the file is truncated" in shown.err
+    assert shown.err.endswith("weft: 1 images could not be read.\n")
+
+
+def test_too_many_damaged_images_are_refused(tmp_path: Path) -> None:
+    photos = damaged(tmp_path / "photos", *(f"a/000{number}.jpg" for number in range(3)))
+    with pytest.raises(DataError, match=r"At most 0\.1 of the 24 files may be bad; so far 3 are: a/000"):
+        prepare_data(photos, tmp_path / "packed", 16)
+    lost = damaged(tmp_path / "lost", per_class=30)
+    for path in sorted((lost / "a").iterdir())[3:]:
+        path.unlink()
+    damaged_class = [f"a/{path.name}" for path in (lost / "a").iterdir()]
+    for name in damaged_class:
+        (lost / name).write_bytes((photos / "a/0000.jpg").read_bytes())
+    with pytest.raises(DataError, match=r"Every class must have at least one usable image in the train split; .* of a"):
+        prepare_data(lost, tmp_path / "packed", 16)
+    assert not (tmp_path / "packed").exists()
+    assert not list(tmp_path.glob(".*"))
+    with pytest.raises(UsageError, match="workers must be auto or at least 0; got -1"):
+        prepare_data(photos, tmp_path / "packed", 16, workers=-1)
+
+
+def test_a_process_that_ends_is_reported_with_the_image(tmp_path: Path, monkeypatch) -> None:
+    photos, parent, number = class_folders(tmp_path / "photos", 12), os.getpid(), [0]
+
+    def vanish(*arguments: object) -> bytes:
+        number[0] += 1
+        if number[0] > 2 and os.getpid() != parent:
+            time.sleep(0.5)  # until the parent has the results before
+            os.kill(os.getpid(), signal.SIGKILL)
+        return b"image"
+
+    monkeypatch.setattr(prepare, "_smaller", vanish)
+    key = open_data(photos).train.keys[2]
+    with pytest.raises(
+        WeftError, match=rf"one did not, at {key} or an image soon after it \(DataLoader worker .*Lower --workers"
+    ):
+        prepare_data(photos, tmp_path / "packed", 16, workers=1)
+    assert not (tmp_path / "packed").exists()
+
+
+@pytest.mark.slow
+def test_no_process_remains_after_a_kill(tmp_path: Path) -> None:
+    photos, packed = class_folders(tmp_path / "photos", 1000), tmp_path / "packed"
+    words = ["data", "prepare", str(photos), str(packed), "--size", "8", "--workers", "2", "--quiet"]
+    process = psutil.Popen([sys.executable, "-m", "weft", *words], stderr=subprocess.DEVNULL)
+    children: list[psutil.Process] = []
+    while len(children) < 2:
+        assert process.poll() is None
+        children = process.children()
+        time.sleep(0.01)
+    time.sleep(0.3)  # their results fill the pipe
+    process.kill()
+    process.wait(10)
+    assert not psutil.wait_procs(children, timeout=20)[1]
+    assert not packed.exists()

@@ -58,6 +58,14 @@ class OfBench(Features):
     model: str | None = None
 
 
+@flat
+class OfPrepare(ReadOptions):
+    """Reading and resizing of images."""
+
+    workers: Annotated[str | None, in_group("Machine", metavar="N|auto")] = None
+    """processes that resize; 0 resizes in this one (default: auto, one per core)"""
+
+
 @app.command
 def check(
     data: str,
@@ -217,7 +225,7 @@ def prepare(
     *,
     size: opt.Number = 320,
     settings: Columns = None,
-    pixels: ReadOptions = ReadOptions(),
+    reading: OfPrepare = OfPrepare(),
     output: opt.Output = opt.Output(),
 ) -> int:
     """Resize images into tar shards, which train reads faster.
@@ -231,9 +239,11 @@ def prepare(
         weft data prepare photos packed --size 320        # then: weft train packed
     """
     from weft.data.prepare import prepare_data
+    from weft.inference.arguments import InferenceOptions
 
-    columns = _columns(settings, "data.image", "data.label")
-    summary = prepare_data(data, out, size, **columns, max_pixels=_pixels(pixels), force=output.force)
+    columns, options = _columns(settings, "data.image", "data.label"), InferenceOptions.of(vars(reading))
+    limits = {"max_pixels": options.max_pixels, "workers": options.workers}
+    summary = prepare_data(data, out, size, **columns, **limits, force=output.force)
     if output.json:
         print_json(summary)
     else:
@@ -242,7 +252,7 @@ def prepare(
             f" {out}\n"
             f"{summary['bytes_before'] / 2**20:,.1f} MiB before, {summary['bytes_after'] / 2**20:,.1f} MiB after"
         )
-    return 0
+    return note_unreadable([bad["error"] for bad in summary["unreadable"]])
 
 
 def _columns(texts: list[str] | None, *known: str) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from weft.errors import DataError, UsageError, WeftError
 from weft.text import printable
 
 TIMEOUT_S = 60  # per batch
+PARENT_S = 2.0  # between two checks of a worker that its parent runs
 _SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK") if hasattr(signal, name)]
 
 
@@ -58,9 +59,18 @@ def _leave_process_group(worker: int) -> None:
     its workers: if a worker ended before its parent has stopped, torch would raise in the parent, in the middle of a
     step. The parent ends its workers (torch handles its SIGTERM); if it is killed, they end within seconds."""
     sys.excepthook = _report_error
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     if hasattr(os, "setsid"):
         os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _end_with(parent: int) -> None:
+    """End this process after its parent. torch also does so, but first writes all results to a pipe, which is full
+    and has no reader any more."""
+    while os.getppid() == parent:
+        time.sleep(PARENT_S)
+    os._exit(1)
 
 
 def _report_error(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
@@ -95,7 +105,37 @@ class EpochBatches(Sampler[list[Key]]):
         return itertools.islice(batches, self.skipped, None)
 
 
-class ImageLoader(DataLoader):
+class WorkerLoader(DataLoader):
+    """A `DataLoader` whose worker processes leave the signals of the terminal to this one, and end with it. It yields
+    the items as the dataset returns them."""
+
+    def __init__(self, dataset: Any, **arguments: Any) -> None:
+        # without a generator of its own, every iteration would draw from the global one
+        fixed = {"collate_fn": _as_it_is, "worker_init_fn": _leave_process_group, "generator": torch.Generator()}
+        super().__init__(dataset, **fixed, **arguments)
+
+    def _get_iterator(self) -> Any:
+        if self.num_workers == 0:
+            return super()._get_iterator()
+        self.check_worker_number_rationality()
+        try:
+            with _signals_held():
+                return _WorkerIterator(self)
+        except OSError as err:
+            raise self.no_resources(err) from None
+
+    def no_resources(self, err: Exception) -> UsageError:
+        """Return the error for workers that cannot start, or not pass on what they read."""
+        reason = printable(str(err).rstrip().splitlines()[-1])
+        err.__traceback__ = None  # its frames hold the workers in a cycle: collected, each takes five seconds to end
+        return UsageError(
+            f"There must be resources for {self.num_workers} worker processes; {reason}. Lower --workers (0 uses this"
+            " process) or --batch-size, or raise the limits: /dev/shm (docker run --shm-size), open files (ulimit -n),"
+            " processes (ulimit -u)."
+        )
+
+
+class ImageLoader(WorkerLoader):
     """A `DataLoader` that can start within an epoch, and whose errors name the unreadable or blocking image."""
 
     batch_sampler: EpochBatches
@@ -131,12 +171,9 @@ class ImageLoader(DataLoader):
         self.batch_sampler.start, self.batch_sampler.skipped = step, 0
 
     def _get_iterator(self) -> Any:
-        if self.num_workers == 0:
-            return super()._get_iterator()
-        self.check_worker_number_rationality()
-        self.dataset.watch(self.num_workers)
-        with _signals_held():
-            return _WorkerIterator(self)
+        if self.num_workers > 0:
+            self.dataset.watch(self.num_workers)
+        return super()._get_iterator()
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch's own, narrower type is private
         try:
@@ -178,17 +215,11 @@ class ImageLoader(DataLoader):
 
     def _as_weft_error(self, err: Exception) -> Exception:
         """Return the error of weft for one of torch; an unknown one unchanged."""
-        is_starting = self.num_workers > 0 and self._iterator is None
         if isinstance(err, DataError):
             # torch wraps a worker's exception in the text of its traceback; the last line is our message
             error: WeftError = DataError(str(err).rstrip().rsplit("DataError: ", 1)[-1])
-        elif (isinstance(err, OSError) and is_starting) or "allocate shared memory" in str(err):
-            error = UsageError(
-                f"There must be resources for {self.num_workers} worker processes;"
-                f" {printable(str(err).rstrip().splitlines()[-1])}. Lower --workers (0 uses the training process)"
-                " or --batch-size, or raise the limits: /dev/shm (docker run --shm-size), open files (ulimit -n),"
-                " processes (ulimit -u)."
-            )
+        elif "allocate shared memory" in str(err):
+            error = self.no_resources(err)
         elif "timed out" in str(err):
             self._iterator = None  # ends the workers that still respond
             error = DataError(
@@ -201,6 +232,12 @@ class ImageLoader(DataLoader):
         # its frames hold open files, and the workers in a cycle: garbage-collected, each takes five seconds to end
         err.__traceback__ = None
         return error
+
+
+def is_forking() -> bool:
+    """Return whether worker processes are forked: in others, a script without `if __name__ == "__main__"` would run
+    again."""
+    return (multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]) == "fork"
 
 
 def make_loader(
@@ -260,13 +297,8 @@ def make_loader(
         num_workers=1,  # torch requires one for persistent workers; `use` sets the number
         persistent_workers=True,
         pin_memory=torch.cuda.is_available(),
-        worker_init_fn=_leave_process_group,
-        collate_fn=_as_it_is,
-        generator=torch.Generator(),  # else every iteration would draw from the global generator
     )
     loader.device, loader.patience_s, loader.on_choice, loader.damaged = device, timeout_s, on_choice, set()
-    # a script without `if __name__ == "__main__"` would run again in processes that are not forked
-    method = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
-    loader.pace = Pace() if workers == "auto" and method == "fork" else None
+    loader.pace = Pace() if workers == "auto" and is_forking() else None
     loader.use(0 if workers == "auto" else workers)
     return loader

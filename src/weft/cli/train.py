@@ -32,6 +32,7 @@ def train(
     resume: Annotated[str | None, in_group("Stop and resume", metavar="RUN")] = None,
     override: Annotated[bool, in_group("Stop and resume")] = False,
     max_time: Annotated[str | None, in_group("Stop and resume", metavar="TIME")] = None,
+    plan: bool = False,
     find_lr: bool = False,
     preview: Annotated[str | None, in_group("Options", metavar="FILE")] = None,
     track: Annotated[str | None, in_group("Output", metavar="NAMES")] = None,
@@ -49,6 +50,7 @@ def train(
         resume: resume a stopped run (bit-exact)
         override: with --resume: allow changed settings
         max_time: save and stop after 90s, 45m or 1h30m (exit code 143)
+        plan: time 20 steps and print steps, duration, memory and disk space; writes no files
         find_lr: try learning rates and suggest one; writes no files
         preview: write a preview of augmented training images, and exit
         track: log to tensorboard, wandb, or tensorboard,wandb
@@ -60,6 +62,7 @@ def train(
         Writes to runs/photos: best/ and last/ (model directories), metrics.csv, recipe.yaml, report/report.html.
         Resume after a stop or kill, with the same result: weft train --resume runs/photos
         Choose the network and settings: weft train photos/ --model levit_128s --epochs 30 --set optim.lr=5e-4
+        Steps, duration and memory before the start: weft train photos/ --plan
         Fine-tune on other classes: weft train birds/ --from runs/photos
         Repeat a run: weft train --config runs/photos/recipe.yaml --out runs/again
         Two processes: torchrun --nproc-per-node 2 -m weft train photos/
@@ -69,14 +72,21 @@ def train(
             f"--resume uses the number of threads of the run, which its last bits depend on; got --threads"
             f" {machine.threads}. Omit it."
         )
-    instead = [name for name, is_given in (("--find-lr", find_lr), ("--preview", preview is not None)) if is_given]
+    options = {"--plan": plan, "--find-lr": find_lr, "--preview": preview is not None}
+    instead = [name for name, is_given in options.items() if is_given]
     if instead and resume is not None:
         raise UsageError(f"{instead[0]} prepares a new run, and --resume continues one. Omit one of them.")
     if len(instead) > 1:
-        raise UsageError("--find-lr and --preview exclude each other; got both. Omit one of them.")
+        raise UsageError(f"{instead[0]} and {instead[1]} exclude each other; got both. Omit one of them.")
     common = {"recipe": recipe, "settings": pairs(settings), "from_scratch": from_scratch, **given(of_recipe)}
     import weft.train as library
 
+    if plan:
+        planned = library.planned_run(data, **common)
+        if is_first_process():
+            rows = (f"{name + ':':<11} {value}" for name, value in planned.lines())
+            print_json(planned.as_dict()) if output.json else print("\n".join(rows))
+        return 0
     if find_lr:
         finding = library.find_lr(data, **common)
         if is_first_process():

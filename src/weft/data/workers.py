@@ -19,7 +19,7 @@ class Pace:
     """Seconds of loading batches in this process, and of the work with them."""
 
     def __init__(self) -> None:
-        self.batches, self.loading, self.working = -1, 0.0, 0.0
+        self.batches, self.loading, self.working, self.start_s = -1, 0.0, 0.0, START_S
 
     def add(self, loading: float, working: float) -> None:
         """Add a batch."""
@@ -30,7 +30,7 @@ class Pace:
     @property
     def is_known(self) -> bool:
         """Whether enough was measured to choose a number of processes, and loading takes long enough to need any."""
-        return self.batches >= MEASURED and self.loading >= START_S
+        return self.batches >= MEASURED and self.loading >= self.start_s
 
     def workers(self, *, on_cpu: bool) -> int:
         """Return the number of processes that load in time, at most the cores of this process.

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from weft.inference.prediction_files import FilePrediction as Answer  # noqa: F401
     from weft.runs.hub import push as push
     from weft.train.data_review import review as review
+    from weft.train.estimate import PlannedRun as PlannedRun
     from weft.train.labelling import Labelling as Labelling
     from weft.train.labelling import LabelProposal as LabelProposal
     from weft.train.labelling import label as label
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from weft.train.review_result import Review as Review
     from weft.train.start import find_lr as find_lr
     from weft.train.start import loading_speed as loading_speed
+    from weft.train.start import planned_run as planned_run
     from weft.train.start import preview as preview
     from weft.train.start import train as train
 

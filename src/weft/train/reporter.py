@@ -15,6 +15,10 @@ from weft.train.meter import Meter
 
 NAME = "training"
 MOST_WAITING = 20  # percent of the training time, without a word
+LESS_WAITING = (
+    "Make them smaller once: weft data prepare DATA PACKED; then train on PACKED. Or give it more cores, and processes"
+    " that read: --workers N."
+)
 LEAST_EPOCH_S, LEAST_RUN_S = 30, 120  # with a word; shorter ones need none
 SILENCE_S = 60  # without a bar, as in a log file, print a line at least this often
 
@@ -65,10 +69,7 @@ def waiting_lines(history: Sequence[EpochRow]) -> list[str]:
     share = mean_waiting(history)
     if share <= MOST_WAITING or sum(row.seconds for row in history) < LEAST_RUN_S:
         return []
-    return [
-        f"Training waited {share:.0f} % of the time for images. Make them smaller once: weft data prepare DATA PACKED;"
-        " then train on PACKED. Or give it more cores, and processes that read: --workers N."
-    ]
+    return [f"Training waited {share:.0f} % of the time for images. {LESS_WAITING}"]
 
 
 def damaged_lines(keys: Sequence[str]) -> list[str]:

@@ -23,7 +23,7 @@ from weft.recipes.rules import check_rules
 class Request:
     """A training run that a user asks for: what was named, and nothing that weft decides.
 
-    `train`, `find_lr` and `preview` make their plan from a request alone, so that all three have the same one.
+    `train`, `find_lr`, `planned_run` and `preview` make their plan from a request alone, so that all have the same.
 
     Attributes:
         data: the dataset; None for that of the recipe.

@@ -1,4 +1,4 @@
-"""`train`, `find_lr` and `preview`: the functions that start or prepare a training run.
+"""`train`, `find_lr`, `planned_run` and `preview`: the functions that start or prepare a training run.
 
 Each one checks its request before torch is imported, and takes its plan from `make_plan`.
 """
@@ -28,6 +28,7 @@ from weft.train.track import check_trackers
 if TYPE_CHECKING:
     from torch import nn
 
+    from weft.train.estimate import PlannedRun
     from weft.train.loading import Loading
     from weft.train.lr_finder import LrFinding
     from weft.train.plan import Plan
@@ -154,12 +155,41 @@ def find_lr(
         raise UsageError(f"steps must be at least 1; got {steps}.")
     more = {"model": model, **given}
     request = Request(data, recipe, settings, more, from_scratch=from_scratch, option="--find-lr")
-    if request.resolved.epochs == 0:
-        raise UsageError("--find-lr tries training steps; got epochs 0, which has none. Pass --epochs N.")
-    plan = _prepared(request)
+    plan = _with_steps(request)
     from weft.train.lr_finder import sweep_lr
 
     return sweep_lr(plan, steps)
+
+
+@obeys_quiet
+def planned_run(
+    data: str | Path | None = None,
+    model: str | None = None,
+    *,
+    recipe: str | Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+    from_scratch: bool = False,
+    seconds: float = 60.0,
+    quiet: bool = False,
+    **given: Any,
+) -> PlannedRun:
+    """Estimate duration, memory and disk space of the run that `train` would start, by 20 of its steps.
+
+    Writes no files, and loads no weights.
+
+    Args:
+        data, model, recipe, settings, from_scratch, quiet: as in `train`.
+        seconds: time after which fewer steps suffice, at least 3.
+        given: other arguments of `train` that are settings, such as `batch_size`.
+
+    Raises:
+        UsageError, DataError, CheckpointError: as in `train`; also for a recipe without training steps.
+    """
+    request = Request(data, recipe, settings, {"model": model, **given}, from_scratch=from_scratch, option="--plan")
+    plan = _with_steps(request)
+    from weft.train.estimate import measure_run
+
+    return measure_run(plan, seconds)
 
 
 @obeys_quiet
@@ -263,6 +293,13 @@ def _planned(request: Request) -> Plan:
         from weft.train.plan import make_plan
 
     return make_plan(request)
+
+
+def _with_steps(request: Request) -> Plan:
+    """Return the plan of `_prepared`; raise UsageError for a recipe without training steps."""
+    if request.resolved.epochs == 0:
+        raise UsageError(f"{request.option} tries training steps; got epochs 0, which has none. Pass --epochs N.")
+    return _prepared(request)
 
 
 def _prepared(request: Request, *, measure: bool = True) -> Plan:

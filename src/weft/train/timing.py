@@ -6,7 +6,8 @@ import dataclasses
 import itertools
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import torch
 
@@ -26,6 +27,7 @@ LARGEST = 64  # images of a step that is timed for the precision
 GAIN = 1.05  # of bf16 over fp32 in the time of a step, from which it is chosen
 
 
+Item = TypeVar("Item")
 Step = tuple[Sequence[Batch], Sequence[Sequence[Key]]]
 """Micro-batches of a training step, and the keys of their images."""
 
@@ -33,10 +35,15 @@ Step = tuple[Sequence[Batch], Sequence[Sequence[Key]]]
 def step_times(learner: Learner, steps: Iterable[Step]) -> Iterator[tuple[float, float]]:
     """Run training steps; yield for each the seconds of waiting for its data, and those of the step."""
     learner.set_train_mode()
+    yield from timed(lambda step: learner.train_step(*step), steps)
+
+
+def timed(work: Callable[[Item], object], items: Iterable[Item]) -> Iterator[tuple[float, float]]:
+    """Call a function with every item; yield the seconds of waiting for the item, and those of the function."""
     start = time.perf_counter()
-    for parts, keys in steps:
+    for item in items:
         ready = time.perf_counter()
-        learner.train_step(parts, keys)
+        work(item)
         now = time.perf_counter()
         yield ready - start, now - ready
         start = time.perf_counter()

@@ -126,6 +126,7 @@ def measure_run(plan: Plan, seconds: float) -> PlannedRun:
         val.pace, batch_s = None, 0.0
         val.use(batches.num_workers)
         if len(val.places()):  # of several processes, one may have no image
+            work.unit = "batches"
             work.begin("timing an evaluation", BATCHES)
             again = (images for _ in itertools.count() for images, _ in val)
             with evaluation_mode(learner.eval_model):

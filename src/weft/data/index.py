@@ -14,6 +14,7 @@ import os
 import sqlite3
 import time
 import zlib
+from array import array
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -39,8 +40,8 @@ SETTLED_NS = 2_000_000_000
 SAVE_S = 5.0  # between two savings of what was found
 MANY = 2_000  # unknown files, from which processes that start at the same time wait for the first one
 CHUNK = 16  # files per task of a thread
-AHEAD = 64  # tasks whose results wait at most
-BLOCK = 4096  # files whose digests are made at a time
+AHEAD = 24  # tasks whose results wait at most
+BLOCK = 1024  # files whose digests are made at a time
 UNKNOWN, OTHER, IMAGE, HEADER, DECODED = range(5)
 """Levels of knowledge about a file: none; by its first bytes it is no image, or an image; its header; its pixels."""
 
@@ -145,7 +146,8 @@ class FileIndex:
                 self._load()
                 todo = self._unknown(places, level, max_pixels)
             saved = time.monotonic()
-            for done, (place, found) in enumerate(in_threads(lambda place: find(self.keys[place]), todo.tolist()), 1):
+            items = array("q", todo.tobytes())  # a list of Python's numbers would take five times the memory
+            for done, (place, found) in enumerate(in_threads(lambda place: find(self.keys[place]), items), 1):
                 self._record(place, found)
                 if progress is not None and done % 64 == 0:
                     progress(done, len(todo))

@@ -110,7 +110,7 @@ class Inventory:
     def copies(self) -> list[list[int]]:
         """Groups of two or more images whose files are byte-identical, of checked images."""
         digest = self.digests.__getitem__
-        hashed = [i for i, text in enumerate(self.digests) if text and text[-1] != "\t"]
+        hashed = (i for i, text in enumerate(self.digests) if text and text[-1] != "\t")
         groups = (list(images) for _, images in itertools.groupby(sorted(hashed, key=digest), digest))
         return sorted(images for images in groups if len(images) > 1)
 

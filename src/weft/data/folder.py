@@ -71,7 +71,7 @@ def open_folder(
     for names in classes.values():
         names[:] = sort_class_names(names)
     folders = {folder: sorted(listed[folder]) for folder in sorted(listed)}
-    index = FileIndex(folders, os.fspath(root), fresh=fresh)
+    index = FileIndex.of_folders(os.fspath(root), folders, fresh=fresh)
     every = np.arange(len(index.keys))
     if sniffs:
         index.fill(every, IMAGE, partial(_sniffed, root))

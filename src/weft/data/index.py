@@ -18,6 +18,7 @@ from array import array
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -78,20 +79,25 @@ class FileIndex:
     """Files in the order of their folders, and what is known about each.
 
     Args:
-        folders: names of the files by folder; a folder is relative to `root`, and ends with a slash if it has a name.
-        root: folder of the files; None for images that are no files, about which nothing is kept.
-        name: of the list, if it is not that of all files of the folders.
+        folders: names of the files by folder, which ends with a slash if it has a name.
+        place: name in the cache of what the folders are in.
+        stamps: `STAMP` of each file, int64 (n 3); None for images that are no files, about which nothing is kept.
         fresh: ignore what is known, and find it again.
 
     Attributes:
-        keys: path of each file relative to the root.
+        keys: folder and name of each file.
         records: of `RECORD`, one for each file.
         problems: why a file cannot be used, by its place in `keys`; found at the level of its record, not before.
         values: of images of more than 8 bits per channel, by place.
     """
 
     def __init__(
-        self, folders: Mapping[str, Sequence[str]], root: str | None = None, *, name: str = "", fresh: bool = False
+        self,
+        folders: Mapping[str, Sequence[str]],
+        place: str = "",
+        stamps: np.ndarray | None = None,
+        *,
+        fresh: bool = False,
     ) -> None:
         self._began, self._is_fresh = time.time_ns(), fresh
         self.keys = [folder + file if folder else file for folder, files in folders.items() for file in files]
@@ -100,25 +106,31 @@ class FileIndex:
         self.values: dict[int, Values] = {}
         self._folders, self._ends = list(folders), list(itertools.accumulate(map(len, folders.values())))
         self._is_new = np.zeros(len(self.keys), bool)
-        self._prefix = f"{name}\n{os.path.realpath(root or '')}/"
+        self._place = place
         columns = "folder BLOB PRIMARY KEY, context TEXT, names BLOB, records BLOB, special TEXT, crc INTEGER"
-        self._table = CacheTable(FILE, columns, MAX_CACHED) if root is not None else None
-        if root is not None:
-            named = ((os.path.join(root, folder), files) for folder, files in folders.items())
-            stamps = itertools.chain.from_iterable(_stamp(base + file) for base, files in named for file in files)
-            for column, values in zip(STAMP, np.fromiter(stamps, np.int64).reshape(-1, 3).T, strict=True):
+        self._table = CacheTable(FILE, columns, MAX_CACHED) if stamps is not None else None
+        if stamps is not None:
+            for column, values in zip(STAMP, stamps.T, strict=True):
                 self.records[column] = values
         self._load()
 
     @classmethod
-    def of(cls, keys: Sequence[str], root: str | None, name: str, *, fresh: bool) -> tuple[FileIndex, np.ndarray]:
+    def of_folders(
+        cls, root: str, folders: Mapping[str, Sequence[str]], *, name: str = "", fresh: bool = False
+    ) -> FileIndex:
+        """Return the index of files in folders of `root`; of a list of some of them, `name` is that of the list."""
+        named = ((os.path.join(root, folder), files) for folder, files in folders.items())
+        stamps = itertools.chain.from_iterable(stamp_of(base + file) for base, files in named for file in files)
+        place = f"{name}\n{os.path.realpath(root)}/"
+        return cls(folders, place, np.fromiter(stamps, np.int64).reshape(-1, 3), fresh=fresh)
+
+    @classmethod
+    def of_list(cls, root: str, keys: Sequence[str], name: str, *, fresh: bool) -> tuple[FileIndex, np.ndarray]:
         """Return the index of a list of files, and the place of each in it."""
-        if root is None:
-            return cls({"": keys}), np.arange(len(keys))
         folders = defaultdict[str, list[str]](list)
         for key in keys:
             folders[key[: key.rfind("/") + 1]].append(key[key.rfind("/") + 1 :])
-        index = cls(folders, root, name=name, fresh=fresh)
+        index = cls.of_folders(root, folders, name=name, fresh=fresh)
         places = dict(zip(index.keys, itertools.count()))
         return index, np.fromiter(map(places.__getitem__, keys), np.int64, len(keys))
 
@@ -267,7 +279,7 @@ class FileIndex:
 
     def _key(self, folder: str) -> bytes:
         """Return the key of a folder in the table."""
-        return (self._prefix + folder).encode(errors="surrogateescape")
+        return (self._place + folder).encode(errors="surrogateescape")
 
     def _span(self, number: int) -> slice:
         """Return the places of the files of a folder."""
@@ -279,12 +291,14 @@ class FileIndex:
         return "\0".join(key[length:] for key in self.keys[self._span(number)]).encode(errors="surrogateescape")
 
 
-def in_threads(function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[tuple[Item, Result]]:
+def in_threads(
+    function: Callable[[Item], Result], items: Sequence[Item], chunk_size: int = CHUNK
+) -> Iterator[tuple[Item, Result]]:
     """Yield (item, result) in order, from a thread pool: Pillow releases the GIL while decoding."""
     pool, pending = ThreadPoolExecutor(min(available_cores(), 8)), deque[Future[list[tuple[Item, Result]]]]()
     try:
-        for start in range(0, len(items), CHUNK):
-            chunk = items[start : start + CHUNK]
+        for start in range(0, len(items), chunk_size):
+            chunk = items[start : start + chunk_size]
             pending.append(pool.submit(lambda chunk: [(item, function(item)) for item in chunk], chunk))
             if len(pending) > AHEAD:
                 yield from pending.popleft().result()
@@ -294,7 +308,7 @@ def in_threads(function: Callable[[Item], Result], items: Sequence[Item]) -> Ite
         pool.shutdown(cancel_futures=True)
 
 
-def _stamp(path: str) -> tuple[int, int, int]:
+def stamp_of(path: str | Path) -> tuple[int, int, int]:
     """Return `STAMP` of a file; zeros if it is not there."""
     try:
         status = os.stat(path)

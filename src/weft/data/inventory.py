@@ -197,10 +197,12 @@ def check_images(
         fresh: read all files, also those that the index knows.
     """
     if inventory.index is None:
-        root = inventory.read.folder if isinstance(inventory.read, FileReader) else None
-        inventory.index, inventory.places = FileIndex.of(
-            inventory.keys, root, os.path.abspath(inventory.name), fresh=fresh
-        )
+        if isinstance(inventory.read, FileReader):
+            name = os.path.abspath(inventory.name)
+            index, places = FileIndex.of_list(inventory.read.folder, inventory.keys, name, fresh=fresh)
+        else:
+            index, places = FileIndex({"": inventory.keys}), np.arange(len(inventory.keys))
+        inventory.index, inventory.places = index, places
     index, numbers = inventory.index, np.array(images, np.int64)
     places = inventory.places[numbers]
     if level > UNKNOWN:
@@ -228,15 +230,19 @@ def check_images(
 
 def _found(read: Reader, level: int, max_pixels: int, key: str) -> Found:
     """Decode an image, or read its header."""
+    header, data = getattr(read, "header", None), b""  # of readers that need not read the whole file for it
     try:
-        source = read.path(key) if level == HEADER and isinstance(read, FileReader) else read(key)
-        info, problem = image_header(source, max_pixels=max_pixels), None
+        if level == HEADER and header is not None:
+            info = header(key, max_pixels)
+        else:
+            data = read(key)
+            info = image_header(data, max_pixels=max_pixels)
     except (BadImage, OSError) as err:
         return Found(HEADER, problem=as_bad(err))
-    hashed, size = b"", None if isinstance(source, str) else len(source)
-    if level == DECODED and isinstance(source, bytes):
+    problem, hashed, size = None, b"", len(data) or None
+    if level == DECODED:
         try:
-            info, hashed = image_info(source, max_pixels=max_pixels), content_hash(source)
+            info, hashed = image_info(data, max_pixels=max_pixels), content_hash(data)
         except BadImage as err:
             problem = as_bad(err)
     if EXTENSIONS.get(extension(key), info.format) != info.format:

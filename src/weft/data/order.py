@@ -7,9 +7,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from weft.data.seeding import epoch_order
+import numpy as np
+
+from weft.data.seeding import epoch_order, sliding_order
 from weft.errors import UsageError
 
+FILES = 32  # whose images are shuffled together where files are fetched
 Draw = tuple[int, int]  # (index of the image, number of times that it was drawn before in the epoch)
 Key = tuple[int, int, int]  # (epoch, index of the image, number of its repetition)
 
@@ -50,6 +53,8 @@ class Order:
         repeats: repeated augmentation (arXiv 1902.05509): use each image this many times in a row; an epoch then covers
             1/repeats of the images.
         share: part of each step for this process.
+        blocks: number of the file that every image is in, to shuffle with `shuffle` only images of some files together:
+            files on a server are fetched one after the other. Without effect with `labels`.
         labels: class index of every image, to draw every class equally often with `shuffle`: in each epoch, images of
             small classes several times, with different augmentation, and of large ones a different part. None draws
             every image once.
@@ -68,9 +73,10 @@ class Order:
         drop_last: bool = False,
         repeats: int = 1,
         share: Share = WHOLE,
+        blocks: np.ndarray | None = None,
         labels: Sequence[int] | None = None,
     ):
-        self.labels = labels
+        self.labels, self.blocks = labels, blocks
         self.num_images, self.batch_size, self.seed, self.shuffle = num_images, batch_size, seed, shuffle
         self.repeats, self.share = repeats, share
         whole, rest = divmod(num_images, batch_size)
@@ -105,6 +111,8 @@ class Order:
     def _draw(self, epoch: int) -> list[Draw]:
         if not self.shuffle:
             return [(index, 0) for index in range(self.num_images)]
+        if self.labels is None and self.blocks is not None:
+            return [(index, 0) for index in sliding_order(self.blocks, FILES, self.seed, epoch)]
         order = epoch_order(self.num_images, self.seed, epoch)
         if self.labels is None:
             return [(index, 0) for index in order]

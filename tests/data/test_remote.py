@@ -196,9 +196,9 @@ def test_a_protocol_without_its_library_is_refused(monkeypatch):
 def test_an_order_over_files_uses_few_at_a_time():
     blocks = np.repeat(np.arange(400), 25)
     order = sliding_order(blocks, FILES, seed=3, epoch=2)
-    assert sorted(order) == list(range(len(blocks)))
-    assert order == sliding_order(blocks, FILES, seed=3, epoch=2)
-    assert order != sliding_order(blocks, FILES, seed=3, epoch=3)
+    assert sorted(order.tolist()) == list(range(len(blocks)))
+    assert np.array_equal(order, sliding_order(blocks, FILES, seed=3, epoch=2))
+    assert not np.array_equal(order, sliding_order(blocks, FILES, seed=3, epoch=3))
     span: dict[int, tuple[int, int]] = {}
     for place, block in enumerate(blocks[order].tolist()):
         span[block] = span.get(block, (place, place))[0], place

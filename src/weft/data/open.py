@@ -301,7 +301,7 @@ def _split(
 
     def source(side: Side, **options: bool) -> KeyedSource:
         keys, class_names = inventory.labelled(side)
-        labels, digests = [number[name] for name in class_names], [inventory.digests[i] for i in side]
+        labels, digests = [number[name] for name in class_names], inventory.digests(side)
         blocks = inventory.read.blocks(keys) if isinstance(inventory.read, ShardReader) else None
         return KeyedSource(inventory.read, names, keys, labels, max_pixels, digests, **options, blocks=blocks)
 

@@ -130,18 +130,19 @@ def open_shards(data: str, *, cache_bytes: int = CACHE_BYTES, fresh: bool = Fals
     if os.path.isdir(data):
         num_hidden = sum(is_junk(entry.name) for entry in Path(data).iterdir())
         inventory.skipped += Counter(hidden=num_hidden, beside=num_beside(data))
-    images, folders, stamps = list[_Image](), dict[str, list[str]](), list[tuple[int, int, int]]()
+    images, keys, counts, stamps = list[_Image](), list[str](), dict[str, int](), list[tuple[int, int, int]]()
     for number, (shard, stamp) in enumerate(_listed(stamped, [names[path] for path in splits], cache, fresh=fresh)):
         split = list(splits.values())[number] if is_given else ""
         images += shard.samples(split, inventory)
         reader.add({f"{shard.name}/{name}": (number, *place) for name, place in shard.images.items()})
-        folders[f"{shard.name}/"] = list(shard.images)
+        counts[f"{shard.name}/"] = len(shard.images)
+        keys += [f"{shard.name}/{name}" for name in shard.images]
         stamps += [(size, *stamp[1:]) for _, size in shard.images.values()]
     if not is_given:
         images = _inner_split(images, inventory)
     _add_images(images, inventory)
-    inventory.index = FileIndex(folders, f"{folder}/", np.array(stamps, np.int64).reshape(-1, 3), fresh=fresh)
-    place_of = dict(zip(inventory.index.keys, range(len(inventory.index.keys)), strict=True))
+    inventory.index = FileIndex(keys, counts, f"{folder}/", np.array(stamps, np.int64).reshape(-1, 3), fresh=fresh)
+    place_of = dict(zip(keys, range(len(keys)), strict=True))
     inventory.places = np.array([place_of[key] for key in inventory.keys], np.int64)
     inventory.classes = {"": sort_class_names(set(inventory.class_names))}
     inventory.remarks.append(f"{count(len(inventory.keys), 'image')} in {count(len(splits), 'tar file')}.")

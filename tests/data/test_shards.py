@@ -19,7 +19,7 @@ from tests.helpers import unpack
 from weft.cli.app import main
 from weft.data import inspect, open_data
 from weft.data.inventory import Inventory
-from weft.data.shards import open_shards
+from weft.data.shards import open_shards, shard_paths
 from weft.errors import DataError, UsageError
 
 Members = list[tuple[str, bytes]]
@@ -64,6 +64,25 @@ def test_shards_of_one_name_in_two_folders_keep_all_images(tmp_path):
     contents = {side.read(i).data for side in sides for i in range(len(side))}
     assert contents == {data for part in (0, 1) for _, data in images(10 * part)}
     assert {key.partition("/")[0] for side in sides for key in side.keys} == {"part-0", "part-1"}
+
+
+@pytest.mark.parametrize(
+    ("text", "paths"),
+    [
+        ("a-{08..11}.tar", ["a-08.tar", "a-09.tar", "a-10.tar", "a-11.tar"]),
+        (
+            "s://h/{train-{00..01},val-{0..1}}.tar",
+            [f"s://h/{x}.tar" for x in ("train-00", "train-01", "val-0", "val-1")],
+        ),
+        ("{0..1}/{a,b{3..4}}.tar", [f"{i}/{x}.tar" for i in (0, 1) for x in ("a", "b3", "b4")]),
+        ("x{y}.tar", ["x{y}.tar"]),
+        ("x{y.tar", ["x{y.tar"]),
+        ("x}.tar", ["x}.tar"]),
+        ("file:///data/a.tar", ["/data/a.tar"]),
+    ],
+)
+def test_braces_mean_several_shards(text, paths):
+    assert shard_paths(text) == paths
 
 
 def test_a_file_that_a_later_one_replaces_is_counted(tmp_path):

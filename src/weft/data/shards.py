@@ -8,6 +8,7 @@ cache. Memory holds the lists only, and links, devices and paths outside the arc
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import re
@@ -42,7 +43,7 @@ FILE = "shards.sqlite3"  # in the cache directory
 MAX_CACHED = 4_000_000_000  # bytes of it
 CACHE_BYTES = 50 << 30  # of shards on a server that are kept on disk
 START_BYTES = 1 << 16  # of a file in a shard that mostly contain the header of an image
-_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+_RANGE = re.compile(r"(\d+)\.\.(\d+)")
 _PIECE = 1 << 20  # bytes of one read
 ANY_NAME: Any = {"errors": "surrogateescape"}  # of a file
 _Image = tuple[str, str, str, list[str]]  # key, class (empty without label file), split, folders in the archive
@@ -109,8 +110,8 @@ def open_shards(data: str, *, cache_bytes: int = CACHE_BYTES, fresh: bool = Fals
     unless the names of the shards are.
 
     Args:
-        data: a file, a range such as `train-{000..009}.tar`, a folder of .tar files, or a URL. File names with `train`,
-            `val` or `test` define a split; other shards are then not read.
+        data: a file, a range such as `train-{000..009}.tar`, a list such as `{a,b}.tar`, a folder of .tar files, or
+            URLs. File names with `train`, `val` or `test` define a split; other shards are then not read.
         cache_bytes: bytes of shards on a server that are kept on disk.
         fresh: read all shards, also those whose lists are in the cache.
 
@@ -265,16 +266,32 @@ def _absolute(path: str) -> str:
 
 
 def _expanded(text: str) -> Iterator[str]:
-    """Expand `a-{00..11}.tar` to its twelve names."""
-    match = _RANGE.search(text)
-    if match is None:
-        yield text
+    """Expand `a-{00..11}.tar` to its twelve names, and `{a,b}.tar` to its two; also inside each other."""
+    start, depth, commas = text.find("{"), 0, list[int]()
+    for place in range(start, len(text)) if start >= 0 else ():
+        depth += (text[place] == "{") - (text[place] == "}")
+        commas += [place] if text[place] == "," and depth == 1 else []
+        if depth == 0:
+            break
+    else:
+        yield text  # no braces, or not closed
         return
+    ends = [start, *commas, place]
+    options = [text[one + 1 : other] for one, other in itertools.pairwise(ends)]
+    expanded = _range(options[0]) if not commas else itertools.chain.from_iterable(map(_expanded, options))
+    for option, rest in itertools.product(expanded, list(_expanded(text[place + 1 :]))):
+        yield text[:start] + option + rest
+
+
+def _range(text: str) -> Iterator[str]:
+    """Return the numbers of `000..011`; of another text, that in braces."""
+    match = _RANGE.fullmatch(text)
+    if match is None:
+        return iter([f"{{{text}}}"])
     first, last = match[1], match[2]
     if int(first) > int(last) or int(last) - int(first) > 1_000_000:
-        raise UsageError(f"A range of shards must be ascending, with at most a million numbers; got '{match[0]}'.")
-    for number in range(int(first), int(last) + 1):
-        yield from _expanded(f"{text[: match.start()]}{number:0{len(first)}}{text[match.end() :]}")
+        raise UsageError(f"A range of shards must be ascending, with at most a million numbers; got '{{{text}}}'.")
+    return (f"{number:0{len(first)}}" for number in range(int(first), int(last) + 1))
 
 
 def _splits(paths: list[str]) -> tuple[dict[str, str], list[str]]:

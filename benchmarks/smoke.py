@@ -79,6 +79,7 @@ SCRIPTS = (
     Script(
         "readme/first_hour.py", ("{photos} {other} --only runs/photos --work {work}/hour --csv {work}/x.csv",), 1800
     ),
+    Script("reliability/data_kills.py", ("--kills 4 --images 200 --csv {work}/kills.csv",)),
     Script("reliability/group_stops.py", ("--stops 1",), 600),
     Script("reliability/service_attacks.py", ("--only none --seconds 6 --csv {work}/attacks.csv",)),
     Script("serving/battery.py", ("--stops 1 --kills 1 --leaves 1 --examples 5 --csv {work}/battery.csv",), 600),

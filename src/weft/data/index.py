@@ -299,7 +299,7 @@ class FileIndex:
 
 
 class Digests(Sequence[str]):
-    """Size and hash of the content of files, each as a text with a tab between them; made when they are asked for.
+    """Size and hash of the content of files, each as a text with a tab between them; made when they are needed.
 
     Args:
         sizes: in bytes, int64 (n).

@@ -238,8 +238,9 @@ class FileIndex:
             query = "SELECT names, records, special, crc FROM rows WHERE folder = ? AND context = ?"
             for folder in self._folders:
                 row = table.execute(query, (self._key(folder), CONTEXT)).fetchone()
-                if row is not None and _crc(*row[:3]) == row[3]:
-                    self._take(folder, row[0], np.frombuffer(row[1], RECORD), json.loads(row[2]))
+                with contextlib.suppress(TypeError, AttributeError):  # a damaged page may give values of other types
+                    if row is not None and _crc(*row[:3]) == row[3]:
+                        self._take(folder, row[0], np.frombuffer(row[1], RECORD), json.loads(row[2]))
 
         if self._table is not None and not self._is_fresh:
             self._table.use(read)

@@ -71,7 +71,7 @@ def test_similarities_in_blocks_choose_the_same_images(monkeypatch: pytest.Monke
     rng = np.random.default_rng(0)
     points, known = rng.normal(size=(40, 6)), rng.normal(size=(25, 6))
     whole = choose(points, uncertain(40), known, 10)
-    monkeypatch.setattr(labelling, "MAX_SIMILARITIES", 3 * 25)
+    monkeypatch.setattr(labelling, "MAX_VALUES", 3 * 25)
     assert choose(points, uncertain(40), known, 10) == whole
 
 

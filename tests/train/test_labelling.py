@@ -99,6 +99,16 @@ def test_labels_are_those_of_predict_and_the_files_stay(run: RunResult, unlabell
     assert "held-out images" in result.check
 
 
+def test_probabilities_in_blocks_are_the_same(run: RunResult, unlabelled: Path, monkeypatch) -> None:
+    whole = label(run.out, unlabelled, num=6, quiet=True)
+    monkeypatch.setattr(labelling, "MAX_VALUES", 3 * len(TWO))
+    blocks = label(run.out, unlabelled, num=6, quiet=True)
+    assert [row.image for row in blocks.next] == [row.image for row in whole.next]
+    assert blocks.check == whole.check
+    probabilities = [{row.image: row.probability for row in result.rest} for result in (blocks, whole)]
+    assert probabilities[0] == pytest.approx(probabilities[1])
+
+
 def test_the_tables_are_data_for_training(run: RunResult, unlabelled: Path, tmp_path: Path, capsys) -> None:
     """They also list the images of the run. Training refuses the empty labels of next.csv until they are written."""
     out = tmp_path / "out"

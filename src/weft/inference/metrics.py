@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -150,7 +149,7 @@ class Evaluation:
 
     @cached_property
     def confusion(self) -> np.ndarray:
-        """Counts (class, class): rows are true classes, columns predicted ones. Of many classes, `confused` is smaller."""
+        """Counts (class, class): rows are true classes, columns predicted ones; for many classes, use `confused`."""
         confusion = np.zeros((len(self.classes), len(self.classes)), dtype=np.int64)
         np.add.at(confusion, (self.true, self.predicted), 1)
         return confusion

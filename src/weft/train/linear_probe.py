@@ -151,8 +151,8 @@ def _check_memory(num_rows: int, num_classes: int) -> None:
     needed, available = MATRICES * 8 * num_rows * num_classes / 2**30, available_gib()
     if needed > available:
         raise UsageError(
-            f"A linear probe needs memory for rows x classes; {num_rows:,} x {num_classes:,} need about {needed:.0f} GiB,"
-            f" and {available:.0f} GiB are available. Leave it out: --set head_init=random."
+            f"A linear probe needs memory for rows x classes; {num_rows:,} x {num_classes:,} need about {needed:.0f}"
+            f" GiB, and {available:.0f} GiB are available. Leave it out: --set head_init=random."
         )
 
 

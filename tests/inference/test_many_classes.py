@@ -18,7 +18,7 @@ from weft.inference.conclusions import conclusions
 from weft.inference.feature_map import draw
 from weft.inference.metrics import MAX_MATRIX, Evaluation, class_lines
 from weft.inference.report import MAX_ROWS, write_report
-from weft.report.pages import NUM_STYLES
+from weft.report.pages import NUM_STYLES, new_figure, svg
 
 MIB = 2**20
 
@@ -35,6 +35,7 @@ def evaluation(num_classes: int, count: int) -> Evaluation:
 
 @pytest.fixture
 def memory() -> Iterator[None]:
+    svg(new_figure(1, 1))  # imports matplotlib before memory is measured
     tracemalloc.start()
     yield
     tracemalloc.stop()

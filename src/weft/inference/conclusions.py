@@ -77,12 +77,11 @@ def _next_steps(result: Evaluation, training: Training | None) -> list[str]:
     steps = []
     if result.interval.is_wide:
         steps.append("Evaluate on more images, so that the accuracy is known better.")
+    top1, correct = result.top1, result.class_counts.correct.tolist()
     weak = [
-        (score.images - correct, place, score)
-        for place, (score, correct) in enumerate(
-            zip(result.per_class, result.class_counts.correct.tolist(), strict=True)
-        )
-        if score.recall is not None and score.recall < result.top1
+        (score.images - correct[place], place, score)
+        for place, score in enumerate(result.per_class)
+        if score.recall is not None and score.recall < top1
     ]
     weak = sorted((row for row in weak if row[0] > 1), key=lambda row: (-row[0], row[1]))[:MAX_NAMED]
     if weak:

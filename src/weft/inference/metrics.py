@@ -361,14 +361,15 @@ class Evaluation:
         """Return tables: accuracy, scores of each class, and with few classes the confusion matrix."""
         parts = [markup.table(("evaluation", ""), self.summary())]
         parts += [markup.element("p", text) for text in self.warnings()]
-        is_cut = len(self.classes) > MAX_CLASSES
+        scores, is_cut = self.per_class, len(self.classes) > MAX_CLASSES
         if is_cut:
+            scores = [scores[place] for place in self.weakest(MAX_CLASSES)]
             text = f"The {MAX_CLASSES} of {len(self.classes):,} classes with the lowest recall:"
             parts.append(markup.element("p", text))
         header = ("class", "images", "recall %", "precision %", "F1 %")
         cells = [
             (score.name, f"{score.images:,}", *map(percent_text, (score.recall, score.precision, score.f1)))
-            for score in ([self.per_class[i] for i in self.weakest(MAX_CLASSES)] if is_cut else self.per_class)
+            for score in scores
         ]
         parts.append(markup.table(header, cells))
         if not is_cut:

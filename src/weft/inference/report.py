@@ -159,10 +159,10 @@ def _confidence_text(result: Evaluation) -> str:
 
 
 def _class_rows(result: Evaluation, classes: Iterable[int]) -> list[tuple[str, ...]]:
-    rows = []
+    rows, scores, correct = [], result.per_class, result.class_counts.correct.tolist()
     for place in classes:
-        score = result.per_class[place]
-        interval = accuracy_of(int(result.class_counts.correct[place]), score.images) if score.images else None
+        score = scores[place]
+        interval = accuracy_of(correct[place], score.images) if score.images else None
         bounds = "-" if interval is None else f"{interval.low:.1f} to {interval.high:.1f}"
         recall, precision, f1 = map(percent_text, (score.recall, score.precision, score.f1))
         rows.append((score.name, f"{score.images:,}", recall, bounds, precision, f1))

@@ -44,6 +44,7 @@ class Script(NamedTuple):
 # released: a stand-in for the released code; work: a folder for outputs; python: the folder of this environment
 SCRIPTS = (
     Script("data/decode.py", ("{photos} --rounds 1 --csv {work}/decode.csv",)),
+    Script("data/index.py", ("{photos} --files 600 --classes 3 --csv {work}/index.csv",)),
     Script("data/loader.py", ("{photos} {photos} --workers 0 2 --rounds 1 --csv {work}/loader.csv",)),
     Script("data/memory.py", ("--images 4000",)),
     Script("deploy/auto.py", ("{run} {cifar10}/train --csv {work}/auto.csv",), 1500),
@@ -78,6 +79,7 @@ SCRIPTS = (
     Script(
         "readme/first_hour.py", ("{photos} {other} --only runs/photos --work {work}/hour --csv {work}/x.csv",), 1800
     ),
+    Script("reliability/data_kills.py", ("--kills 4 --images 200 --csv {work}/kills.csv",)),
     Script("reliability/group_stops.py", ("--stops 1",), 600),
     Script("reliability/service_attacks.py", ("--only none --seconds 6 --csv {work}/attacks.csv",)),
     Script("serving/battery.py", ("--stops 1 --kills 1 --leaves 1 --examples 5 --csv {work}/battery.csv",), 600),

@@ -45,8 +45,8 @@ class CacheTable:
                 while adds and _size(table) > self.most:
                     if not table.execute(f"DELETE FROM rows WHERE rowid IN ({oldest})").rowcount:
                         break
-        except (OSError, sqlite3.OperationalError):  # a full or read-only disk, or a lock that is not released
-            self._path = None
+        except (OSError, sqlite3.OperationalError, sqlite3.DataError):
+            self._path = None  # a full or read-only disk, a lock that is not released, or a row that is too large
         except sqlite3.DatabaseError:  # damaged; the journal goes first, since SQLite would apply it to the next file
             with contextlib.suppress(OSError):
                 self._path.with_name(f"{self._path.name}-journal").unlink(missing_ok=True)

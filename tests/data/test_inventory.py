@@ -68,7 +68,7 @@ def test_an_image_takes_few_bytes(monkeypatch):
         return len(open_data("digits").train)
 
     assert opened(100) == 80  # also imports
-    assert peak(lambda: opened(12_000)) - peak(lambda: opened(4_000)) < 360 * 8_000
+    assert peak(lambda: opened(16_000)) - peak(lambda: opened(8_000)) < 400 * 8_000
 
 
 def test_bad_images_take_no_memory():

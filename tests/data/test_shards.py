@@ -19,7 +19,7 @@ from tests.helpers import unpack
 from weft.cli.app import main
 from weft.data import inspect, open_data
 from weft.data.inventory import Inventory
-from weft.data.shards import open_shards
+from weft.data.shards import open_shards, shard_paths
 from weft.errors import DataError, UsageError
 
 Members = list[tuple[str, bytes]]
@@ -64,6 +64,25 @@ def test_shards_of_one_name_in_two_folders_keep_all_images(tmp_path):
     contents = {side.read(i).data for side in sides for i in range(len(side))}
     assert contents == {data for part in (0, 1) for _, data in images(10 * part)}
     assert {key.partition("/")[0] for side in sides for key in side.keys} == {"part-0", "part-1"}
+
+
+@pytest.mark.parametrize(
+    ("text", "paths"),
+    [
+        ("a-{08..11}.tar", ["a-08.tar", "a-09.tar", "a-10.tar", "a-11.tar"]),
+        (
+            "s://h/{train-{00..01},val-{0..1}}.tar",
+            [f"s://h/{x}.tar" for x in ("train-00", "train-01", "val-0", "val-1")],
+        ),
+        ("{0..1}/{a,b{3..4}}.tar", [f"{i}/{x}.tar" for i in (0, 1) for x in ("a", "b3", "b4")]),
+        ("x{y}.tar", ["x{y}.tar"]),
+        ("x{y.tar", ["x{y.tar"]),
+        ("x}.tar", ["x}.tar"]),
+        ("file:///data/a.tar", ["/data/a.tar"]),
+    ],
+)
+def test_braces_mean_several_shards(text, paths):
+    assert shard_paths(text) == paths
 
 
 def test_a_file_that_a_later_one_replaces_is_counted(tmp_path):
@@ -210,8 +229,8 @@ def test_hostile_archives_reach_nothing(tmp_path):
         ("pipe.tar", DataError, r"pipe\.tar' cannot be read \(it is not a file\)"),
         ("joined.tar", DataError, r"joined\.tar' cannot be read \(it has more content after its end marker"),
         ("part-{9..2}.tar", UsageError, r"must be ascending, with at most a million numbers; got '\{9\.\.2\}'"),
-        ("https://example.com/x.tar", UsageError, r"must be a local path; got 'https://example\.com/x\.tar'"),
-        ("file:///etc/x.tar", UsageError, "must be a local path"),
+        ("file:///etc/x.tar", DataError, r"'/etc/x\.tar' cannot be read \(No such file"),
+        ("none://host/x.tar", UsageError, r"must be a URL that fsspec reads; Protocol not known: none"),
     ],
 )
 def test_shards_that_are_none_are_refused(name, error, message, tmp_path):

@@ -199,10 +199,11 @@ def test_after_training_every_image_is_decoded_once(whole: Trained, photos: Path
     assert "Map of the features" in (whole.out / "report" / "report.html").read_text()
 
 
+@pytest.mark.parametrize("limit", [("MAX_IMAGES", 7), ("MAX_LOGITS", 7 * 3 + 2)], ids=["images", "logits"])
 def test_of_many_held_out_images_some_calibrate_and_the_report_has_all(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    limit: tuple[str, int], photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weft.train.held_out.MAX_IMAGES", 7)
+    monkeypatch.setattr(f"weft.train.held_out.{limit[0]}", limit[1])
     monkeypatch.setattr("weft.train.held_out.MAX_INSPECTED", 5)
     out, decoded, reported = trained(photos, tmp_path / "run", epochs=1)
     model, _ = load_model_dir(out / "best")

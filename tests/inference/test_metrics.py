@@ -17,7 +17,7 @@ from tests.evaluations import evaluation_of
 from weft.checkpoints.unknown import Threshold
 from weft.inference.calibration import fit_temperature
 from weft.inference.measurement import measure
-from weft.inference.metrics import BINS, MOST_MISTAKES, Evaluation, class_lines, class_scores
+from weft.inference.metrics import BINS, MOST_MISTAKES, Evaluation, class_lines
 from weft.inference.real_labels import RealScore
 from weft.inference.torch_model import infer
 from weft.machine.runtime import Runtime
@@ -126,9 +126,9 @@ def test_two_heads_are_averaged() -> None:
 def test_scores_of_nothing_are_none() -> None:
     """No image of a class, and no prediction of a class."""
     nothing, never = np.zeros((2, 2), dtype=int), np.array([[3, 0], [2, 0]])
-    assert [tuple(score)[1:] for score in class_scores(["a", "b"], nothing)] == [(0, None, None, None)] * 2
-    assert class_scores(["a", "b"], never)[1] == ("b", 2, None, 0, 0)
-    assert class_scores(["a", "b"], never.T)[1] == ("b", 0, None, None, None)
+    assert [tuple(score)[1:] for score in evaluation_of("ab", nothing).per_class] == [(0, None, None, None)] * 2
+    assert evaluation_of("ab", never).per_class[1] == ("b", 2, None, 0, 0)
+    assert evaluation_of("ab", never.T).per_class[1] == ("b", 0, None, None, None)
 
 
 def test_accuracies_have_their_images_and_interval() -> None:

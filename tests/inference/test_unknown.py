@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from safetensors.numpy import save_file
 from sklearn.metrics import roc_auc_score
 from torch import nn
 
@@ -31,8 +32,10 @@ from weft.inference.calibration import calibration_lines
 from weft.inference.unknown import compare_scores, scores_of_files, set_threshold
 from weft.recipes import load_recipe
 from weft.report import markup
+from weft.runs.directory import PUBLIC_CLASSIFIER
 from weft.train import train
 from weft.train.linear_probe import fit
+from weft.train.unknown import _original_classifier
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +90,19 @@ def test_scores_tell_another_class_from_those_of_the_training_images() -> None:
     for detector in (plain, UnknownDetector(mean, unit_length(seen - mean), original)):
         known, unknown = (detector.scores(rows, probabilities(rows)) for rows in (held_out, other))
         assert roc_auc_score(np.r_[np.ones(30), np.zeros(60)], np.r_[known, unknown]) > 0.95
+
+
+def test_similarities_of_the_original_classes_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    file, features = tmp_path / PUBLIC_CLASSIFIER, rng.normal(size=(20, 8)).astype(np.float32)
+    save_file({"weight": rng.normal(size=(101, 8)).astype(np.float16), "bias": np.zeros(101, np.float32)}, file)
+    whole = _original_classifier(tmp_path, features)
+    monkeypatch.setattr("weft.train.unknown.ROWS", 30)
+    blocks = _original_classifier(tmp_path, features)
+    assert whole is not None
+    assert blocks is not None
+    np.testing.assert_allclose(blocks.known, whole.known, rtol=1e-5)
+    assert 0 < whole.known.min() < whole.known.max() <= 1
 
 
 def test_the_threshold_without_other_images_keeps_95_percent() -> None:

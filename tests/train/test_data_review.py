@@ -266,6 +266,14 @@ def test_labels_that_cannot_be_judged_are_noted() -> None:
     assert few.endswith("are judged by a few images only: a.")
 
 
+def test_labels_that_take_too_much_memory_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = dataclasses.replace(label_errors([0, 1, 0], [1.0] * 3), is_judged=np.zeros(3, bool))
+    monkeypatch.setattr("weft.train.label_errors.MAX_PROBABILITIES", 5)
+    (note,) = data_review._notes(errors, np.array([0, 1, 0]), ["a", "b"])
+    assert note.startswith("Labels are judged if images x classes is at most ")
+    assert note.endswith("; here 3 x 2, so none is. Review folders with some of the classes, one at a time.")
+
+
 def test_the_headline_counts_copies_with_another_label(reviewed: tuple[Review, Path]) -> None:
     result, _ = reviewed
     copies = [row for row in result.findings if Path(row.path).name != "wrong.png"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
@@ -40,7 +42,21 @@ def test_changed_labels_are_found(seed: int) -> None:
     assert (result.proposed[found] == labels[found]).mean() >= 0.9
     assert result.is_judged.all()
     assert ((result.quality >= 0) & (result.quality <= 1)).all()
-    assert result.confusions.sum() <= len(labels)
+    assert result.confusions[:, 2].sum() <= len(labels)
+
+
+def test_labels_of_too_many_images_and_classes_are_not_judged() -> None:
+    """Of 40,000 images of 20,000 classes, a matrix of probabilities would take 6 GB."""
+    labels = np.repeat(np.arange(20_000), 2)
+    tracemalloc.start()
+    result = find_label_errors(np.zeros((40_000, 4)), labels, 20_000)
+    assert tracemalloc.get_traced_memory()[1] < 50e6
+    tracemalloc.stop()
+    assert not result.is_judged.any()
+    assert not result.is_error.any()
+    assert len(result.confusions) == 0
+    np.testing.assert_array_equal(result.proposed, labels)
+    assert result.probabilities.shape == (40_000, 20_000)
 
 
 def test_correct_labels_have_few_findings() -> None:

@@ -71,7 +71,7 @@ def test_similarities_in_blocks_choose_the_same_images(monkeypatch: pytest.Monke
     rng = np.random.default_rng(0)
     points, known = rng.normal(size=(40, 6)), rng.normal(size=(25, 6))
     whole = choose(points, uncertain(40), known, 10)
-    monkeypatch.setattr(labelling, "MAX_SIMILARITIES", 3 * 25)
+    monkeypatch.setattr(labelling, "MAX_VALUES", 3 * 25)
     assert choose(points, uncertain(40), known, 10) == whole
 
 
@@ -97,6 +97,16 @@ def test_labels_are_those_of_predict_and_the_files_stay(run: RunResult, unlabell
     assert len(result.next) == 6
     assert min(row.probability for row in result.proposed) >= limit > max(row.probability for row in result.rest)
     assert "held-out images" in result.check
+
+
+def test_probabilities_in_blocks_are_the_same(run: RunResult, unlabelled: Path, monkeypatch) -> None:
+    whole = label(run.out, unlabelled, num=6, quiet=True)
+    monkeypatch.setattr(labelling, "MAX_VALUES", 3 * len(TWO))
+    blocks = label(run.out, unlabelled, num=6, quiet=True)
+    assert [row.image for row in blocks.next] == [row.image for row in whole.next]
+    assert blocks.check == whole.check
+    probabilities = [{row.image: row.probability for row in result.rest} for result in (blocks, whole)]
+    assert probabilities[0] == pytest.approx(probabilities[1])
 
 
 def test_the_tables_are_data_for_training(run: RunResult, unlabelled: Path, tmp_path: Path, capsys) -> None:

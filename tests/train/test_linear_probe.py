@@ -15,7 +15,7 @@ from sklearn.preprocessing import StandardScaler
 
 from tests.train import tiny
 from weft.data import open_data
-from weft.errors import StoppedError
+from weft.errors import StoppedError, UsageError
 from weft.inference.features import classifiers, read_features
 from weft.inference.measurement import evaluation_batches
 from weft.machine.runtime import Runtime
@@ -155,6 +155,13 @@ def test_every_head_of_every_network_gets_its_classifier(name: str, photos: Path
         ours = torch.cat([network(images) for images, _ in loader]).numpy()
     assert ours == pytest.approx(expected, abs=1e-3 * float(np.abs(expected).max()))
     assert labels.tolist() == [int(label) for _, targets in loader for label in targets]
+
+
+def test_a_probe_that_does_not_fit_into_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear_probe, "available_gib", lambda: 20.0)
+    linear_probe._check_memory(10_000, 10_000)
+    with pytest.raises(UsageError, match=r"44,000 x 22,000 need about 22 GiB, and 20 GiB are available\. .*=random"):
+        linear_probe._check_memory(44_000, 22_000)
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")

@@ -30,6 +30,12 @@ def test_classes_that_are_mirror_images_are_found() -> None:
     assert "--set augment.hflip=false" in text
 
 
+def test_the_number_of_a_class_does_not_matter() -> None:
+    views, labels = features({1: 3, 3: 1})
+    (pair,), (same,) = mirrored_pairs(views, labels), mirrored_pairs(views, 7_000 * labels)
+    assert same == pair._replace(first=7_000, second=21_000)
+
+
 @pytest.mark.parametrize("mirror", [{}, {1: 3}, {0: 1, 1: 2, 2: 0}], ids=["none", "one-way", "cycle"])
 def test_other_classes_are_not(mirror: dict[int, int]) -> None:
     assert mirrored_pairs(*features(mirror)) == []

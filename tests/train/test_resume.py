@@ -401,7 +401,12 @@ def test_changes_on_which_no_result_depends(noise, undisturbed, stopped, tmp_pat
         (tmp_path / name).mkdir()
         monkeypatch.setenv(name, str(tmp_path / name))
     free = {"workers": 1, "data.source": tmp_path / "elsewhere", "save.every_minutes": 1, "save.every_steps": 2}
-    free |= {"save.keep": 3, "device": "cpu" if torch.cuda.is_available() else "auto"}
+    free |= {
+        "save.keep": 3,
+        "data.damaged": "next",
+        "data.cache_gb": 60,
+        "device": "cpu" if torch.cuda.is_available() else "auto",
+    }
     assert free.keys() == set(resume.FREE)
     try:
         torch.set_num_threads(threads + 1)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from weft.inference.metrics import Evaluation
     from weft.models.papers import Printed
 
-MAX_CLASSES = 20  # of a confusion matrix that is printed
+MAX_CLASSES = 20  # of a confusion matrix that is printed, and of a table of more than MAX_MATRIX classes
 
 
 def evaluate(
@@ -79,7 +79,7 @@ def evaluate(
 
 
 def _text(result: Evaluation, printed: Printed | None) -> str:
-    from weft.inference.metrics import percent_text
+    from weft.inference.metrics import MAX_MATRIX, percent_text
 
     lines = result.summary()
     if printed is not None and printed.top1 is not None and len(result.classes) == 1000:
@@ -92,9 +92,12 @@ def _text(result: Evaluation, printed: Printed | None) -> str:
             f"{len(result.excluded)} excluded from all results:\n"
             + "\n".join(f"  {key}: {reason}" for key, reason in result.excluded)
         )
+    scores = result.per_class
+    if len(scores) > MAX_MATRIX:
+        scores = [scores[place] for place in result.weakest(MAX_CLASSES)]
+        parts.append(f"The {MAX_CLASSES} of {len(result.classes):,} classes with the lowest recall; --csv lists all:")
     rows = [
-        (score.name, score.images, *map(percent_text, (score.precision, score.recall, score.f1)))
-        for score in result.per_class
+        (score.name, score.images, *map(percent_text, (score.precision, score.recall, score.f1))) for score in scores
     ]
     parts.append(table(("class", "images", "precision %", "recall %", "F1 %"), rows))
     if len(result.classes) <= MAX_CLASSES:

@@ -39,7 +39,8 @@ def class_list(inventory: Inventory, wanted: Sequence[str] | None) -> list[str]:
             " classes."
         )
     if wanted is not None:
-        if unknown_names := [name for name in own if name not in set(wanted)]:
+        known = set(wanted)
+        if unknown_names := [name for name in own if name not in known]:
             raise DataError(
                 f"Every class of '{root}' must be one of the {len(wanted)} given classes ({first_few(wanted)}); "
                 f"not among them: {first_few(unknown_names)}. Rename or remove these classes."

@@ -70,8 +70,7 @@ def open_folder(
                     inventory.classes_outside.append(folder + name)
     for names in classes.values():
         names[:] = sort_class_names(names)
-    folders = {folder: sorted(listed[folder]) for folder in sorted(listed)}
-    index = FileIndex(folders, os.fspath(root), fresh=fresh)
+    index = FileIndex.of_folders(os.fspath(root), listed, fresh=fresh)
     every = np.arange(len(index.keys))
     if sniffs:
         index.fill(every, IMAGE, partial(_sniffed, root))
@@ -79,10 +78,9 @@ def open_folder(
     else:
         is_image = np.array([extension(key) in EXTENSIONS for key in index.keys], bool)
     is_bad = index.is_bad(every, IMAGE if sniffs else UNKNOWN)
-    start, with_images = 0, []
-    for folder, files in folders.items():
+    with_images = []
+    for folder, span in index.spans.items():
         split, inner = place(folder)
-        span = slice(start, start := start + len(files))
         keys = list(itertools.compress(index.keys[span], is_image[span] & ~is_bad[span]))
         inventory.add_all(keys, inner[0] if inner else "", split)
         with_images += [inner] if keys else []

@@ -14,9 +14,11 @@ import os
 import sqlite3
 import time
 import zlib
+from array import array
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -39,8 +41,8 @@ SETTLED_NS = 2_000_000_000
 SAVE_S = 5.0  # between two savings of what was found
 MANY = 2_000  # unknown files, from which processes that start at the same time wait for the first one
 CHUNK = 16  # files per task of a thread
-AHEAD = 64  # tasks whose results wait at most
-BLOCK = 4096  # files whose digests are made at a time
+AHEAD = 24  # tasks whose results wait at most
+BLOCK = 1024  # files whose digests are made at a time
 UNKNOWN, OTHER, IMAGE, HEADER, DECODED = range(5)
 """Levels of knowledge about a file: none; by its first bytes it is no image, or an image; its header; its pixels."""
 
@@ -77,47 +79,72 @@ class FileIndex:
     """Files in the order of their folders, and what is known about each.
 
     Args:
-        folders: names of the files by folder; a folder is relative to `root`, and ends with a slash if it has a name.
-        root: folder of the files; None for images that are no files, about which nothing is kept.
-        name: of the list, if it is not that of all files of the folders.
+        keys: folder and name of each file, one folder after the other.
+        counts: number of files by folder, which ends with a slash if it has a name.
+        place: name in the cache of what the folders are in.
+        stamps: `STAMP` of each file, int64 (n 3); None for images that are no files, about which nothing is kept.
         fresh: ignore what is known, and find it again.
 
     Attributes:
-        keys: path of each file relative to the root.
+        spans: places of the files of each folder in `keys`.
         records: of `RECORD`, one for each file.
         problems: why a file cannot be used, by its place in `keys`; found at the level of its record, not before.
         values: of images of more than 8 bits per channel, by place.
     """
 
     def __init__(
-        self, folders: Mapping[str, Sequence[str]], root: str | None = None, *, name: str = "", fresh: bool = False
+        self,
+        keys: list[str],
+        counts: Mapping[str, int],
+        place: str = "",
+        stamps: np.ndarray | None = None,
+        *,
+        fresh: bool = False,
     ) -> None:
-        self._began, self._is_fresh = time.time_ns(), fresh
-        self.keys = [folder + file if folder else file for folder, files in folders.items() for file in files]
-        self.records = np.zeros(len(self.keys), RECORD)
+        self._began, self._is_fresh, self._place = time.time_ns(), fresh, place
+        self.keys, self.records = keys, np.zeros(len(keys), RECORD)
         self.problems: dict[int, BadImage] = {}
         self.values: dict[int, Values] = {}
-        self._folders, self._ends = list(folders), list(itertools.accumulate(map(len, folders.values())))
-        self._is_new = np.zeros(len(self.keys), bool)
-        self._prefix = f"{name}\n{os.path.realpath(root or '')}/"
+        self._folders, self._ends = list(counts), list(itertools.accumulate(counts.values()))
+        starts = [0, *self._ends]
+        self.spans = {name: slice(*ends) for name, *ends in zip(counts, starts, self._ends, strict=False)}
+        self._is_new = np.zeros(len(keys), bool)
         columns = "folder BLOB PRIMARY KEY, context TEXT, names BLOB, records BLOB, special TEXT, crc INTEGER"
-        self._table = CacheTable(FILE, columns, MAX_CACHED) if root is not None else None
-        if root is not None:
-            named = ((os.path.join(root, folder), files) for folder, files in folders.items())
-            stamps = itertools.chain.from_iterable(_stamp(base + file) for base, files in named for file in files)
-            for column, values in zip(STAMP, np.fromiter(stamps, np.int64).reshape(-1, 3).T, strict=True):
+        self._table = CacheTable(FILE, columns, MAX_CACHED) if stamps is not None else None
+        if stamps is not None:
+            for column, values in zip(STAMP, stamps.T, strict=True):
                 self.records[column] = values
         self._load()
 
     @classmethod
-    def of(cls, keys: Sequence[str], root: str | None, name: str, *, fresh: bool) -> tuple[FileIndex, np.ndarray]:
+    def of_folders(cls, root: str, folders: dict[str, list[str]], *, name: str = "", fresh: bool = False) -> FileIndex:
+        """Return the index of files in folders of `root`.
+
+        Args:
+            root: an existing folder.
+            folders: names of the files by folder; emptied, since millions of them take much memory.
+            name: of a list of some of the files; empty for all files of the folders.
+            fresh: as of the class.
+        """
+        began, keys, counts, stamps = time.time_ns(), list[str](), dict[str, int](), array("q")
+        for folder in sorted(folders):
+            files, base = sorted(folders.pop(folder)), os.path.join(root, folder)
+            for file in files:
+                stamps.extend(stamp_of(base + file))
+            keys += [folder + file for file in files] if folder else files
+            counts[folder] = len(files)
+        place = f"{name}\n{os.path.realpath(root)}/"
+        index = cls(keys, counts, place, np.frombuffer(stamps, np.int64).reshape(-1, 3), fresh=fresh)
+        index._began = began
+        return index
+
+    @classmethod
+    def of_list(cls, root: str, keys: Sequence[str], name: str, *, fresh: bool) -> tuple[FileIndex, np.ndarray]:
         """Return the index of a list of files, and the place of each in it."""
-        if root is None:
-            return cls({"": keys}), np.arange(len(keys))
         folders = defaultdict[str, list[str]](list)
         for key in keys:
             folders[key[: key.rfind("/") + 1]].append(key[key.rfind("/") + 1 :])
-        index = cls(folders, root, name=name, fresh=fresh)
+        index = cls.of_folders(root, folders, name=name, fresh=fresh)
         places = dict(zip(index.keys, itertools.count()))
         return index, np.fromiter(map(places.__getitem__, keys), np.int64, len(keys))
 
@@ -145,7 +172,8 @@ class FileIndex:
                 self._load()
                 todo = self._unknown(places, level, max_pixels)
             saved = time.monotonic()
-            for done, (place, found) in enumerate(in_threads(lambda place: find(self.keys[place]), todo.tolist()), 1):
+            items = array("q", todo.tobytes())  # a list of Python's numbers would take five times the memory
+            for done, (place, found) in enumerate(in_threads(lambda place: find(self.keys[place]), items), 1):
                 self._record(place, found)
                 if progress is not None and done % 64 == 0:
                     progress(done, len(todo))
@@ -168,12 +196,9 @@ class FileIndex:
         """Return for each place whether the file cannot be used, by what a check to this level finds."""
         return np.isin(places, np.array(list(self.problems), np.int64)) & (self.records["level"][places] <= level)
 
-    def digests(self, places: np.ndarray, level: int) -> Iterator[str]:
-        """Yield size and hash of the content of files, separated by a tab; the hash is only known to `DECODED`."""
-        for start in range(0, len(places), BLOCK):  # of Python's objects for all, the memory would be large
-            records = self.records[places[start : start + BLOCK]]
-            for size, content in zip(records["size"].tolist(), records["digest"].tolist(), strict=True):
-                yield f"{size}\t{content.hex() if level == DECODED else ''}"
+    def digests(self, places: np.ndarray, level: int) -> Digests:
+        """Return size and hash of the content of files; the hash is only known to `DECODED`."""
+        return Digests(self.records["size"][places], self.records["digest"][places] if level == DECODED else None)
 
     def _record(self, place: int, found: Found) -> None:
         record: Any = self.records[place]
@@ -211,16 +236,17 @@ class FileIndex:
 
         def read(table: sqlite3.Connection) -> None:
             query = "SELECT names, records, special, crc FROM rows WHERE folder = ? AND context = ?"
-            for number, folder in enumerate(self._folders):
+            for folder in self._folders:
                 row = table.execute(query, (self._key(folder), CONTEXT)).fetchone()
-                if row is not None and _crc(*row[:3]) == row[3]:
-                    self._take(number, row[0], np.frombuffer(row[1], RECORD), json.loads(row[2]))
+                with contextlib.suppress(TypeError, AttributeError):  # a damaged page may give values of other types
+                    if row is not None and _crc(*row[:3]) == row[3]:
+                        self._take(folder, row[0], np.frombuffer(row[1], RECORD), json.loads(row[2]))
 
         if self._table is not None and not self._is_fresh:
             self._table.use(read)
 
-    def _take(self, number: int, names: bytes, old: np.ndarray, special: dict[str, Any]) -> None:
-        span, mine = self._span(number), self._names(number)
+    def _take(self, folder: str, names: bytes, old: np.ndarray, special: dict[str, Any]) -> None:
+        span, mine = self.spans[folder], self._names(folder)
         records = self.records[span]
         if names == mine:
             places = np.arange(len(old))
@@ -242,21 +268,21 @@ class FileIndex:
             return
         levels = self.records["level"].copy()
         levels[self.records["ctime"] >= self._began - SETTLED_NS] = UNKNOWN
-        special = defaultdict[int, dict[int, Any]](dict)
+        special = defaultdict[str, dict[int, Any]](dict)
         problems = {place: (error.reason, error.detail) for place, error in self.problems.items()}
         for place, what in itertools.chain(self.values.items(), problems.items()):
             if what[0] in PASSING:
                 levels[place] = UNKNOWN
             if levels[place] != UNKNOWN:
-                number = bisect.bisect_right(self._ends, place)
-                special[number][place - self._span(number).start] = what
+                folder = self._folders[bisect.bisect_right(self._ends, place)]
+                special[folder][place - self.spans[folder].start] = what
         rows = []
         for number in np.unique(np.searchsorted(self._ends, np.flatnonzero(self._is_new), "right")).tolist():
-            span = self._span(number)
-            records = self.records[span].copy()
-            records["level"] = levels[span]
-            row = self._names(number), records.tobytes(), json.dumps(special[number])
-            rows.append((self._key(self._folders[number]), CONTEXT, *row, _crc(*row)))
+            folder = self._folders[number]
+            records = self.records[self.spans[folder]].copy()
+            records["level"] = levels[self.spans[folder]]
+            row = self._names(folder), records.tobytes(), json.dumps(special[folder])
+            rows.append((self._key(folder), CONTEXT, *row, _crc(*row)))
         self._table.use(
             lambda table: table.executemany("INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?, ?, ?)", rows) and None,
             adds=True,
@@ -265,24 +291,50 @@ class FileIndex:
 
     def _key(self, folder: str) -> bytes:
         """Return the key of a folder in the table."""
-        return (self._prefix + folder).encode(errors="surrogateescape")
+        return (self._place + folder).encode(errors="surrogateescape")
 
-    def _span(self, number: int) -> slice:
-        """Return the places of the files of a folder."""
-        return slice(self._ends[number - 1] if number else 0, self._ends[number])
-
-    def _names(self, number: int) -> bytes:
+    def _names(self, folder: str) -> bytes:
         """Return the names of the files of a folder, separated by zeros."""
-        length = len(self._folders[number])
-        return "\0".join(key[length:] for key in self.keys[self._span(number)]).encode(errors="surrogateescape")
+        names = (key[len(folder) :] for key in self.keys[self.spans[folder]])
+        return "\0".join(names).encode(errors="surrogateescape")
 
 
-def in_threads(function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[tuple[Item, Result]]:
+class Digests(Sequence[str]):
+    """Size and hash of the content of files, each as a text with a tab between them; made when they are needed.
+
+    Args:
+        sizes: in bytes, int64 (n).
+        hashes: V12 (n); None if they are not known.
+    """
+
+    def __init__(self, sizes: np.ndarray, hashes: np.ndarray | None) -> None:
+        self.sizes, self.hashes = sizes, hashes
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, slice):
+            return Digests(self.sizes[place], None if self.hashes is None else self.hashes[place])
+        return f"{self.sizes[place]}\t{'' if self.hashes is None else self.hashes[place].item().hex()}"
+
+    def __iter__(self) -> Iterator[str]:
+        for start in range(0, len(self), BLOCK):  # Python's objects for all would take much memory
+            part = self[start : start + BLOCK]
+            contents = itertools.repeat(b"") if part.hashes is None else part.hashes.tolist()
+            yield from (
+                f"{size}\t{content.hex()}" for size, content in zip(part.sizes.tolist(), contents, strict=False)
+            )
+
+
+def in_threads(
+    function: Callable[[Item], Result], items: Sequence[Item], chunk_size: int = CHUNK
+) -> Iterator[tuple[Item, Result]]:
     """Yield (item, result) in order, from a thread pool: Pillow releases the GIL while decoding."""
     pool, pending = ThreadPoolExecutor(min(available_cores(), 8)), deque[Future[list[tuple[Item, Result]]]]()
     try:
-        for start in range(0, len(items), CHUNK):
-            chunk = items[start : start + CHUNK]
+        for start in range(0, len(items), chunk_size):
+            chunk = items[start : start + chunk_size]
             pending.append(pool.submit(lambda chunk: [(item, function(item)) for item in chunk], chunk))
             if len(pending) > AHEAD:
                 yield from pending.popleft().result()
@@ -292,7 +344,7 @@ def in_threads(function: Callable[[Item], Result], items: Sequence[Item]) -> Ite
         pool.shutdown(cancel_futures=True)
 
 
-def _stamp(path: str) -> tuple[int, int, int]:
+def stamp_of(path: str | Path) -> tuple[int, int, int]:
     """Return `STAMP` of a file; zeros if it is not there."""
     try:
         status = os.stat(path)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import os
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,7 +17,7 @@ from weft.data.bit_depth import Values, common_range
 from weft.data.colour import NOTES
 from weft.data.decode import BadImage, as_bad, image_header, image_info
 from weft.data.formats import MAX_PIXELS
-from weft.data.index import DECODED, HEADER, UNKNOWN, FileIndex, Found, Progress
+from weft.data.index import DECODED, HEADER, UNKNOWN, Digests, FileIndex, Found, Progress
 from weft.data.source import BadFile, FileReader, Reader, bad_file
 from weft.data.split_names import held_out_side
 from weft.data.tree import EXTENSIONS, extension
@@ -39,7 +38,6 @@ class Inventory:
         class_names: empty without a class: outside all class folders, or in a test split with hidden labels.
         splits: `train`, `val`, or empty if the dataset defines no split; `test` until `hold_out`.
         groups: images of the same group are on the same side of a split; an empty list if they are not grouped.
-        digests: of every checked image that can be used, as `FileIndex.digests` returns them, else empty.
         folders: names of the folders for training (`train`, `Training`, ...) and validation (`val`, `test`, ...), by
             split; empty for other sources.
         bad: image files that cannot be used, sorted by key after a check.
@@ -55,6 +53,8 @@ class Inventory:
         values: of checked images of more than 8 bits per channel.
         index: what is known about the files; None until the check, except for a folder.
         places: of the images in the index.
+        level: of the check.
+        usable: numbers of the checked images that can be used.
     """
 
     name: str
@@ -64,7 +64,6 @@ class Inventory:
     class_names: list[str] = field(default_factory=list)
     splits: list[str] = field(default_factory=list)
     groups: list[str] = field(default_factory=list)
-    digests: list[str] = field(default_factory=list)
     folders: dict[str, str] = field(default_factory=dict)
     bad: list[BadFile] = field(default_factory=list)
     ignored: Counter[str] = field(default_factory=Counter)
@@ -79,6 +78,8 @@ class Inventory:
     values: list[Values] = field(default_factory=list)
     index: FileIndex | None = None
     places: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    level: int = UNKNOWN
+    usable: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def add(self, key: str, class_name: str, split: str = "") -> None:
         """Add an image."""
@@ -92,7 +93,7 @@ class Inventory:
 
     def keep(self, images: Sequence[int]) -> None:
         """Keep some images, in this order."""
-        for column in (self.keys, self.class_names, self.splits, self.groups, self.digests):
+        for column in (self.keys, self.class_names, self.splits, self.groups):
             column[:] = [column[i] for i in images if column]
 
     @property
@@ -108,11 +109,21 @@ class Inventory:
 
     @property
     def copies(self) -> list[list[int]]:
-        """Groups of two or more images whose files are byte-identical, of checked images."""
-        digest = self.digests.__getitem__
-        hashed = [i for i, text in enumerate(self.digests) if text and text[-1] != "\t"]
-        groups = (list(images) for _, images in itertools.groupby(sorted(hashed, key=digest), digest))
-        return sorted(images for images in groups if len(images) > 1)
+        """Groups of two or more images whose files are byte-identical, of decoded images."""
+        if self.index is None or self.level < DECODED:
+            return []
+        hashes = self.index.records["digest"][self.places[self.usable]].view("S12")
+        _, group_of, counts = np.unique(hashes, return_inverse=True, return_counts=True)
+        is_copy = counts[group_of] > 1
+        groups = defaultdict[int, list[int]](list)
+        for i, group in zip(self.usable[is_copy].tolist(), group_of[is_copy].tolist(), strict=True):
+            groups[group].append(i)
+        return sorted(sorted(images) for images in groups.values())
+
+    def digests(self, images: Sequence[int]) -> Digests:
+        """Return size and hash of the content of checked images."""
+        assert self.index is not None, "they are checked"
+        return self.index.digests(self.places[np.array(images, np.int64)], self.level)
 
     def folder(self, split: str) -> str:
         """Return the name of the folder of a split; that of the split itself for other sources."""
@@ -197,10 +208,12 @@ def check_images(
         fresh: read all files, also those that the index knows.
     """
     if inventory.index is None:
-        root = inventory.read.folder if isinstance(inventory.read, FileReader) else None
-        inventory.index, inventory.places = FileIndex.of(
-            inventory.keys, root, os.path.abspath(inventory.name), fresh=fresh
-        )
+        if isinstance(inventory.read, FileReader):
+            name = os.path.abspath(inventory.name)
+            index, places = FileIndex.of_list(inventory.read.folder, inventory.keys, name, fresh=fresh)
+        else:
+            index, places = FileIndex(inventory.keys, {"": len(inventory.keys)}), np.arange(len(inventory.keys))
+        inventory.index, inventory.places = index, places
     index, numbers = inventory.index, np.array(images, np.int64)
     places = inventory.places[numbers]
     if level > UNKNOWN:
@@ -211,10 +224,7 @@ def check_images(
         inventory.bad.append(bad_file(inventory.keys[i], index.problems[place], inventory.splits[i]))
     inventory.bad.sort()
     usable = places[~is_bad]
-    if not inventory.digests:
-        inventory.digests = [""] * len(inventory.keys)
-    for i, digest in zip(numbers[~is_bad], index.digests(usable, level), strict=True):
-        inventory.digests[i] = digest
+    inventory.level, inventory.usable = level, np.concatenate([inventory.usable, numbers[~is_bad]])
     if level < HEADER:
         return
     for place, note in enumerate(NOTES):
@@ -228,15 +238,19 @@ def check_images(
 
 def _found(read: Reader, level: int, max_pixels: int, key: str) -> Found:
     """Decode an image, or read its header."""
+    header, data = getattr(read, "header", None), b""  # of readers that need not read the whole file for it
     try:
-        source = read.path(key) if level == HEADER and isinstance(read, FileReader) else read(key)
-        info, problem = image_header(source, max_pixels=max_pixels), None
+        if level == HEADER and header is not None:
+            info = header(key, max_pixels)
+        else:
+            data = read(key)
+            info = image_header(data, max_pixels=max_pixels)
     except (BadImage, OSError) as err:
         return Found(HEADER, problem=as_bad(err))
-    hashed, size = b"", None if isinstance(source, str) else len(source)
-    if level == DECODED and isinstance(source, bytes):
+    problem, hashed, size = None, b"", len(data) or None
+    if level == DECODED:
         try:
-            info, hashed = image_info(source, max_pixels=max_pixels), content_hash(source)
+            info, hashed = image_info(data, max_pixels=max_pixels), content_hash(data)
         except BadImage as err:
             problem = as_bad(err)
     if EXTENSIONS.get(extension(key), info.format) != info.format:

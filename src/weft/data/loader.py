@@ -24,6 +24,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from weft.data.crops import Crops
 from weft.data.dataset import ImageDataset
 from weft.data.order import WHOLE, Key, Order, Share
+from weft.data.remote import PATIENCE_S
 from weft.data.workers import Pace
 from weft.errors import DataError, UsageError, WeftError
 from weft.text import printable
@@ -251,7 +252,7 @@ def make_loader(
     repeats: int = 1,
     share: Share = WHOLE,
     is_balanced: bool = False,
-    timeout_s: float = TIMEOUT_S,
+    timeout_s: float | None = None,
     device: torch.device | str = "cpu",
     on_choice: Callable[[str], None] = lambda text: None,
 ) -> ImageLoader:
@@ -271,7 +272,7 @@ def make_loader(
         repeats: repeated augmentation, as in `Order`.
         share: part of every step that this process computes.
         is_balanced: with `shuffle`, draw every class equally often, as `Order` does with labels.
-        timeout_s: maximum time for a batch from the workers, in seconds.
+        timeout_s: maximum time for a batch from the workers, in seconds; None: 60, and 900 for files on a server.
         device: where the images, which arrive as 8-bit pixels, are normalised.
         on_choice: called with a sentence when a number of workers is chosen.
 
@@ -289,6 +290,7 @@ def make_loader(
         drop_last=drop_last,
         repeats=repeats,
         share=share,
+        blocks=getattr(dataset.source, "blocks", None),
         labels=dataset.source.labels if is_balanced else None,
     )
     loader = ImageLoader(
@@ -298,6 +300,8 @@ def make_loader(
         persistent_workers=True,
         pin_memory=torch.cuda.is_available(),
     )
+    if timeout_s is None:
+        timeout_s = TIMEOUT_S if order.blocks is None else PATIENCE_S
     loader.device, loader.patience_s, loader.on_choice, loader.damaged = device, timeout_s, on_choice, set()
     loader.pace = Pace() if workers == "auto" and is_forking() else None
     loader.use(0 if workers == "auto" else workers)

@@ -29,7 +29,8 @@ from weft.data.index import DECODED, HEADER, UNKNOWN, Progress
 from weft.data.inventory import Inventory, check_images
 from weft.data.library import open_hf, open_torchvision
 from weft.data.parquet import SUFFIX
-from weft.data.shards import is_shards, open_shards, shard_paths
+from weft.data.remote import is_remote
+from weft.data.shards import CACHE_BYTES, ShardReader, is_shards, open_shards, shard_paths
 from weft.data.source import KeyedSource, Splits
 from weft.data.split import DEFAULT, GroupError, Side, SplitPlan, assign, grouped, limited, with_trained_classes
 from weft.data.table import SUFFIXES, open_table
@@ -70,6 +71,7 @@ def open_data(
     match: Callable[[Sequence[str]], Mapping[str, str]] | None = None,
     evaluate_only: bool = False,
     follow_links: bool = False,
+    cache_bytes: int = CACHE_BYTES,
     progress: Progress | None = None,
 ) -> Splits:
     """Open a dataset for training or evaluation. Images are checked, to exclude bad files. The results are kept in the
@@ -98,6 +100,7 @@ def open_data(
             equal up to the Unicode form of their letters. It may raise DataError.
         evaluate_only: accept data without images in one of the splits, since nothing is trained on it.
         follow_links: also enter folders outside `data` through links.
+        cache_bytes: bytes of shards on a server that are kept on disk.
         progress: called regularly with (number checked, total).
 
     Raises:
@@ -110,7 +113,14 @@ def open_data(
             f"max_bad must be between 0 and 1; got {max_bad}. It is the largest accepted fraction of bad files."
         )
     inventory = _opened(
-        data, image, label, group=plan.group, test=test, follow_links=follow_links, sniffs=check != "none"
+        data,
+        image,
+        label,
+        group=plan.group,
+        test=test,
+        follow_links=follow_links,
+        sniffs=check != "none",
+        cache_bytes=cache_bytes,
     )
     if classes is not None:
         own = sorted({name for names in inventory.classes.values() for name in names})
@@ -180,7 +190,7 @@ def check_exists(data: str | Path) -> None:
     if text in (DIGITS, *ALIASES) or text.partition(":")[0] in ("torchvision", "hf"):
         return
     files = shard_paths(text) if is_shards(text) else [Path(text)] if text.endswith(SUFFIXES) else []
-    if missing := [file for file in files if not os.path.lexists(file)]:
+    if missing := [file for file in files if not (is_remote(str(file)) or os.path.lexists(file))]:
         raise DataError(f"The data must exist; '{printable(str(missing[0]))}' does not. Check the path.")
     if not files:
         existing(text)
@@ -196,14 +206,15 @@ def _opened(
     follow_links: bool = False,
     fresh: bool = False,
     sniffs: bool = True,
+    cache_bytes: int = CACHE_BYTES,
 ) -> Inventory:
     """List the images that `data` names, with the held-out side. `group` may be a column of a table; `fresh` and
-    `sniffs` are those of `open_folder`."""
+    `sniffs` are those of `open_folder`, `cache_bytes` that of `open_shards`."""
     text, path = os.fspath(data), Path(data)
     kind, _, address = text.partition(":")
     is_table = text.endswith(SUFFIXES) and (path.is_file() or not path.exists())
     if is_shards(text):
-        inventory = open_shards(text)
+        inventory = open_shards(text, cache_bytes=cache_bytes, fresh=fresh)
     elif is_table or is_folder_of(path, SUFFIX):
         inventory = open_table(path, group, image, label)
     elif os.path.lexists(text) or not (kind in ("torchvision", "hf") or text in (DIGITS, *ALIASES)):
@@ -290,8 +301,9 @@ def _split(
 
     def source(side: Side, **options: bool) -> KeyedSource:
         keys, class_names = inventory.labelled(side)
-        labels, digests = [number[name] for name in class_names], [inventory.digests[i] for i in side]
-        return KeyedSource(inventory.read, names, keys, labels, max_pixels, digests, **options)
+        labels, digests = [number[name] for name in class_names], inventory.digests(side)
+        blocks = inventory.read.blocks(keys) if isinstance(inventory.read, ShardReader) else None
+        return KeyedSource(inventory.read, names, keys, labels, max_pixels, digests, **options, blocks=blocks)
 
     return Splits(
         source(train, takes_next=takes_next),

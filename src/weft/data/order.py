@@ -7,10 +7,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from weft.data.seeding import epoch_order
+import numpy as np
+
+from weft.data.seeding import epoch_order, sliding_order
 from weft.errors import UsageError
 
-Draw = tuple[int, int]  # (index of the image, number of times that it was drawn before in the epoch)
+FILES = 32  # whose images are shuffled together where files are fetched
 Key = tuple[int, int, int]  # (epoch, index of the image, number of its repetition)
 
 
@@ -50,6 +52,8 @@ class Order:
         repeats: repeated augmentation (arXiv 1902.05509): use each image this many times in a row; an epoch then covers
             1/repeats of the images.
         share: part of each step for this process.
+        blocks: number of the file that every image is in, to shuffle with `shuffle` only images of some files together:
+            files on a server are fetched one after the other. Without effect with `labels`.
         labels: class index of every image, to draw every class equally often with `shuffle`: in each epoch, images of
             small classes several times, with different augmentation, and of large ones a different part. None draws
             every image once.
@@ -68,9 +72,10 @@ class Order:
         drop_last: bool = False,
         repeats: int = 1,
         share: Share = WHOLE,
+        blocks: np.ndarray | None = None,
         labels: Sequence[int] | None = None,
     ):
-        self.labels = labels
+        self.labels, self.blocks = labels, blocks
         self.num_images, self.batch_size, self.seed, self.shuffle = num_images, batch_size, seed, shuffle
         self.repeats, self.share = repeats, share
         whole, rest = divmod(num_images, batch_size)
@@ -85,39 +90,50 @@ class Order:
                 f"batch_size must be divisible into equal batches; {batch_size} is not by {share.world} "
                 f"{'process' if share.world == 1 else 'processes'} x accumulate {share.accumulate}."
             )
-        self._drawn: tuple[int, list[Draw]] = (-1, [])
+        self._epoch, self._indices, self._earlier = -1, np.zeros(0, np.int64), np.zeros(0, np.int64)
 
     def keys(self, epoch: int, step: int) -> list[Key]:
         """Return the images of a step over all processes."""
         start = step * self.batch_size
         places = range(start, min(start + self.batch_size, self.num_images))
-        if self._drawn[0] != epoch:
-            self._drawn = (epoch, self._draw(epoch))
-        order = self._drawn[1]
-        drawn = [(*order[place // self.repeats], place % self.repeats) for place in places]
-        return [(epoch, index, earlier * self.repeats + repeat) for index, earlier, repeat in drawn]
+        if self._epoch != epoch:
+            self._epoch, (self._indices, self._earlier) = epoch, self._draw(epoch)
+        drawn = [place // self.repeats for place in places]
+        indices, earlier = self._indices[drawn].tolist(), self._earlier[drawn].tolist()
+        return [
+            (epoch, index, before * self.repeats + place % self.repeats)
+            for place, index, before in zip(places, indices, earlier, strict=True)
+        ]
 
     def parts(self, epoch: int, step: int) -> list[list[Key]]:
         """Return the images of a step for this process, one list per accumulated batch."""
         keys, first = self.keys(epoch, step), self.share.rank * self.share.accumulate
         return [_part(keys, first + number, self.share.parts) for number in range(self.share.accumulate)]
 
-    def _draw(self, epoch: int) -> list[Draw]:
+    def _draw(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the index of each image in order, and how often it was drawn before: 0 if not balanced."""
+        if self.labels is not None and self.shuffle:
+            return self._draw_balanced(epoch, self.labels)
         if not self.shuffle:
-            return [(index, 0) for index in range(self.num_images)]
-        order = epoch_order(self.num_images, self.seed, epoch)
-        if self.labels is None:
-            return [(index, 0) for index in order]
-        members = defaultdict(list)
-        for index in order:
-            members[self.labels[index]].append(index)
+            indices = np.arange(self.num_images)
+        elif self.blocks is None:
+            indices = epoch_order(self.num_images, self.seed, epoch)
+        else:
+            indices = sliding_order(self.blocks, FILES, self.seed, epoch)
+        return indices, np.broadcast_to(np.int64(0), indices.shape)
+
+    def _draw_balanced(self, epoch: int, labels: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        members = defaultdict[int, list[int]](list)
+        for index in epoch_order(self.num_images, self.seed, epoch).tolist():
+            members[labels[index]].append(index)
         # in the order of their first images, so that another class gets the odd image in every epoch
-        draws: list[Draw] = []
+        draws: list[tuple[int, int]] = []
         total = math.ceil(self.num_images / self.repeats)
         for place, indices in enumerate(members.values()):
             number = total // len(members) + (place < total % len(members))
             draws += [(indices[turn % len(indices)], turn // len(indices)) for turn in range(number)]
-        return [draws[place] for place in epoch_order(len(draws), self.seed, epoch)]
+        indices, earlier = np.array(draws)[epoch_order(len(draws), self.seed, epoch)].T
+        return indices, earlier
 
 
 def _part(keys: list[Key], number: int, count: int) -> list[Key]:

@@ -44,11 +44,27 @@ def seed_rng(*numbers: int) -> None:
     torch.default_generator.manual_seed(_first_63_bits(digest))  # torch.manual_seed would also seed every GPU
 
 
-def epoch_order(num_samples: int, seed: int, epoch: int) -> list[int]:
+def epoch_order(num_samples: int, seed: int, epoch: int) -> np.ndarray:
     """Return a permutation of `range(num_samples)`, a function of (seed, epoch)."""
+    return _generator(seed, epoch).permutation(num_samples)
+
+
+def sliding_order(blocks: np.ndarray, width: int, seed: int, epoch: int) -> np.ndarray:
+    """Return a permutation of the images of several blocks, a function of (seed, epoch): images of about `width` blocks
+    follow each other in random order, and each block begins when another one ends.
+
+    Args:
+        blocks: number of the block of every image.
+        width: number of blocks.
+    """
+    generator = _generator(seed, epoch)
+    begins = generator.permutation(int(blocks.max()) + 1)
+    return np.argsort(begins[blocks] + width * generator.random_sample(len(blocks)), kind="stable")
+
+
+def _generator(seed: int, epoch: int) -> np.random.RandomState:
     # RandomState: NumPy guarantees its streams across versions; not those of newer generators
-    generator = np.random.RandomState(np.frombuffer(_digest((seed, epoch)), np.uint32))
-    return generator.permutation(num_samples).tolist()
+    return np.random.RandomState(np.frombuffer(_digest((seed, epoch)), np.uint32))
 
 
 def _digest(numbers: tuple[int, ...]) -> bytes:

@@ -1,52 +1,98 @@
 """Open tar shards in the WebDataset layout: `0001.jpg` next to `0001.cls`, or images in folders named by class.
 
-One pass over the headers builds an index of offsets; images are then read at their offset and never unpacked to disk.
-Memory holds the index only, and links, devices and paths outside the archive have no effect.
+One pass over the headers of a shard lists its files, and the list stays in the cache for as long as the shard does not
+change. Images are then read at their offset and never unpacked to disk; shards on a server are fetched into a bounded
+cache. Memory holds the lists only, and links, devices and paths outside the archive have no effect.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import json
 import os
 import re
+import sqlite3
 import tarfile
+import time
+import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from weft.data.decode import MAX_BYTES, BadImage
-from weft.data.formats import HEAD_BYTES, archive_kind, sniff
+import numpy as np
+
+from weft.cache import CacheTable
+from weft.data.decode import MAX_BYTES, BadImage, ImageInfo, image_header
+from weft.data.formats import HEAD_BYTES, archive_kind_of, sniff
+from weft.data.index import SAVE_S, SETTLED_NS, FileIndex, in_threads, stamp_of
 from weft.data.inventory import Inventory
+from weft.data.remote import RemoteCache, RemoteFile, is_remote, remote_file
 from weft.data.source import BadFile, bad_file, sort_class_names
 from weft.data.split_names import split_folders, split_of
 from weft.data.tree import EXTENSIONS, extension, is_folder_of, is_junk, nested_folders, num_beside
 from weft.errors import DataError, UsageError
 from weft.text import count, first_few, printable, reason_of
+from weft.version import __version__
 
 LABELS = ("cls", "json", "txt")  # where a sample has several, the first of these decides
 MAX_LABEL_BYTES = 1 << 16
-_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+FILE = "shards.sqlite3"  # in the cache directory
+MAX_CACHED = 4_000_000_000  # bytes of it
+CACHE_BYTES = 50 << 30  # of shards on a server that are kept on disk
+START_BYTES = 1 << 16  # of a file in a shard that mostly contain the header of an image
+_RANGE = re.compile(r"(\d+)\.\.(\d+)")
 _PIECE = 1 << 20  # bytes of one read
-_Place = tuple[str, int, int]  # of a file in an archive: path of the archive, offset and size in bytes
+ANY_NAME: Any = {"errors": "surrogateescape"}  # of a file
 _Image = tuple[str, str, str, list[str]]  # key, class (empty without label file), split, folders in the archive
 
 
 class ShardReader:
-    """Read files in shards by key."""
+    """Read files in shards by key.
 
-    def __init__(self, places: dict[str, _Place]) -> None:
-        self.places = places
+    Args:
+        shards: path, or address on a server, of each shard.
+        cache: of shards on a server.
+    """
+
+    def __init__(self, shards: Sequence[str | RemoteFile], cache: RemoteCache) -> None:
+        self.shards, self.cache = shards, cache
+        self._numbers: dict[str, int] = {}  # of files by key
+        self._places = np.zeros((0, 3), np.int64)  # shard, offset and size in bytes of each file
+
+    def add(self, places: dict[str, tuple[int, int, int]]) -> None:
+        """Add files: shard, offset and size in bytes by key."""
+        self._numbers |= zip(places, range(len(self._numbers), len(self._numbers) + len(places)), strict=True)
+        self._places = np.concatenate([self._places, np.array(list(places.values()), np.int64).reshape(-1, 3)])
 
     def __call__(self, key: str) -> bytes:
-        path, offset, size = self.places[key]
+        """Return the bytes of a file."""
+        return self._read(key)
+
+    def header(self, key: str, max_pixels: int) -> ImageInfo:
+        """Check the header of an image, which is mostly in the first bytes: `image_header`."""
+        try:
+            return image_header(self._read(key, START_BYTES), max_pixels=max_pixels)
+        except BadImage:
+            return image_header(self._read(key), max_pixels=max_pixels)
+
+    def blocks(self, keys: Sequence[str]) -> np.ndarray | None:
+        """Return the number of the shard that each file is in; None if no shard is on a server."""
+        if not any(isinstance(shard, RemoteFile) for shard in self.shards):
+            return None
+        return self._places[[self._numbers[key] for key in keys], 0]
+
+    def _read(self, key: str, most: int = MAX_BYTES) -> bytes:
+        number, offset, size = self._places[self._numbers[key]].tolist()
         if size > MAX_BYTES:
             raise BadImage(printable(key), "too-many-bytes")
-        # Opened for each image: thousands of open shards would exceed the limit of the system.
-        with open(path, "rb") as file:
+        shard, wanted = self.shards[number], min(size, most)
+        with _opened(shard, self.cache) as file:  # for each image: thousands of open shards would exceed the limit
             file.seek(offset)
-            data = file.read(size)
-        if len(data) < size:
+            data = file.read(wanted)
+        if len(data) < wanted:
             raise BadImage(printable(key), "truncated")
         return data
 
@@ -56,7 +102,7 @@ def is_shards(data: str) -> bool:
     return data.endswith(".tar") or is_folder_of(data, ".tar")
 
 
-def open_shards(data: str) -> Inventory:
+def open_shards(data: str, *, cache_bytes: int = CACHE_BYTES, fresh: bool = False) -> Inventory:
     """List the images in tar shards.
 
     The class of an image is the text of its label file, whose name is that of the image up to a dot. Without any label
@@ -64,33 +110,90 @@ def open_shards(data: str) -> Inventory:
     unless the names of the shards are.
 
     Args:
-        data: a file, a range such as `train-{000..009}.tar`, or a folder of .tar files. File names with `train`, `val`
-            or `test` define a split; other shards are then not read.
+        data: a file, a range such as `train-{000..009}.tar`, a list such as `{a,b}.tar`, a folder of .tar files, or
+            URLs. File names with `train`, `val` or `test` define a split; other shards are then not read.
+        cache_bytes: bytes of shards on a server that are kept on disk.
+        fresh: read all shards, also those whose lists are in the cache.
 
     Raises:
         DataError: a shard cannot be read, or it is not clear whether shards are for training.
-        UsageError: an invalid range, or a URL.
+        UsageError: an invalid range, or a URL that cannot be read.
     """
     paths = shard_paths(data)
     splits, unread = _splits(paths)
     is_given = len(set(splits.values())) > 1
-    root = os.path.commonpath([path.absolute().parent for path in paths])
-    names = {path: path.absolute().relative_to(root).as_posix() for path in paths}
-    inventory = Inventory(data, ShardReader(places := {}), {}, unread=[names[path] for path in unread])
-    if Path(data).is_dir():
+    folder = os.path.commonpath([os.path.dirname(_absolute(path)) for path in paths])
+    names = {path: os.path.relpath(_absolute(path), folder) for path in paths}
+    cache = RemoteCache(cache_bytes)
+    stamped = [remote_file(path) if is_remote(path) else path for path in splits]
+    reader = ShardReader(stamped, cache)
+    inventory = Inventory(data, reader, {}, unread=[names[path] for path in unread])
+    if os.path.isdir(data):
         num_hidden = sum(is_junk(entry.name) for entry in Path(data).iterdir())
         inventory.skipped += Counter(hidden=num_hidden, beside=num_beside(data))
-    images: list[_Image] = []
-    for path, split in splits.items():
-        shard = _Shard(path, names[path], split if is_given else "", inventory)
-        images += shard.samples()
-        places |= {f"{shard.name}/{key}": place for key, place in shard.images.items()}
+    images, keys, counts, stamps = list[_Image](), list[str](), dict[str, int](), list[tuple[int, int, int]]()
+    for number, (shard, stamp) in enumerate(_listed(stamped, [names[path] for path in splits], cache, fresh=fresh)):
+        split = list(splits.values())[number] if is_given else ""
+        images += shard.samples(split, inventory)
+        reader.add({f"{shard.name}/{name}": (number, *place) for name, place in shard.images.items()})
+        counts[f"{shard.name}/"] = len(shard.images)
+        keys += [f"{shard.name}/{name}" for name in shard.images]
+        stamps += [(size, *stamp[1:]) for _, size in shard.images.values()]
     if not is_given:
         images = _inner_split(images, inventory)
     _add_images(images, inventory)
+    inventory.index = FileIndex(keys, counts, f"{folder}/", np.array(stamps, np.int64).reshape(-1, 3), fresh=fresh)
+    place_of = dict(zip(keys, range(len(keys)), strict=True))
+    inventory.places = np.array([place_of[key] for key in inventory.keys], np.int64)
     inventory.classes = {"": sort_class_names(set(inventory.class_names))}
     inventory.remarks.append(f"{count(len(inventory.keys), 'image')} in {count(len(splits), 'tar file')}.")
     return inventory
+
+
+def _listed(
+    shards: Sequence[str | RemoteFile], names: Sequence[str], cache: RemoteCache, *, fresh: bool
+) -> Iterator[tuple[_Shard, tuple[int, int, int]]]:
+    """Yield the content of every shard, and its stamp as that of a file; from the cache as far as it is known there."""
+    table = CacheTable(FILE, "shard BLOB PRIMARY KEY, stamp TEXT, content BLOB", MAX_CACHED)
+    latest, saved = time.time_ns() - SETTLED_NS, time.monotonic()
+    stamps = [
+        (1, zlib.crc32(repr(one).encode()), 1) if isinstance(one, RemoteFile) else stamp_of(one) for one in shards
+    ]
+    keys = [(one.url if isinstance(one, RemoteFile) else os.path.realpath(one)).encode(**ANY_NAME) for one in shards]
+    known, rows = dict[int, _Shard](), list[tuple[bytes, str, bytes]]()
+
+    def load(opened: sqlite3.Connection) -> None:
+        query = "SELECT content FROM rows WHERE shard = ? AND stamp = ?"
+        for number, (key, stamp) in enumerate(zip(keys, stamps, strict=True)):
+            row = opened.execute(query, (key, f"{__version__} {stamp}")).fetchone()
+            if row is not None and (shard := _Shard.unpacked(names[number], row[0])) is not None:
+                known[number] = shard
+
+    def save() -> None:
+        table.use(
+            lambda opened: opened.executemany("INSERT OR REPLACE INTO rows VALUES (?, ?, ?)", rows) and None, adds=True
+        )
+        rows.clear()
+
+    if not fresh:
+        table.use(load)
+    new = in_threads(
+        lambda number: _Shard.read(shards[number], names[number], cache),
+        [number for number in range(len(shards)) if number not in known],
+        chunk_size=1,
+    )
+    for number, stamp in enumerate(stamps):
+        shard = known.pop(number, None)
+        if shard is None:
+            _, shard = next(new)
+            if stamp[2] < latest:
+                rows.append((keys[number], f"{__version__} {stamp}", shard.packed()))
+            if rows and time.monotonic() - saved > SAVE_S:
+                save()
+                saved = time.monotonic()
+        yield shard, stamp
+    if rows:
+        save()
 
 
 def _inner_split(images: list[_Image], inventory: Inventory) -> list[_Image]:
@@ -145,122 +248,179 @@ def _base(paths: list[list[str]]) -> int:
         depth += 1
 
 
-def shard_paths(data: str) -> list[Path]:
-    """Return the files that `data` means; they may be missing.
+def shard_paths(data: str) -> list[str]:
+    """Return the files that `data` means, or their URLs; they may be missing.
 
     Raises:
-        UsageError: an invalid range, or a URL.
+        UsageError: an invalid range.
     """
-    if Path(data).is_dir():
-        return sorted(path for path in Path(data).glob("*.tar") if not is_junk(path.name))
-    if "://" in data:
-        raise UsageError(f"Data must be a local path; got '{printable(data)}'. Download the shards first.")
-    return [Path(name) for name in _expanded(data)]
+    if os.path.isdir(data):
+        names = (name for name in os.listdir(data) if name.endswith(".tar") and not is_junk(name))
+        return [os.path.join(data, name) for name in sorted(names)]
+    return list(_expanded(data.removeprefix("file://")))
+
+
+def _absolute(path: str) -> str:
+    """Return an absolute path; of a URL, one that begins with it."""
+    return f"/{path}" if is_remote(path) else os.path.abspath(path)
 
 
 def _expanded(text: str) -> Iterator[str]:
-    """Expand `a-{00..11}.tar` to its twelve names."""
-    match = _RANGE.search(text)
-    if match is None:
-        yield text
+    """Expand `a-{00..11}.tar` to its twelve names, and `{a,b}.tar` to its two; also inside each other."""
+    start, depth, commas = text.find("{"), 0, list[int]()
+    for place in range(start, len(text)) if start >= 0 else ():
+        depth += (text[place] == "{") - (text[place] == "}")
+        commas += [place] if text[place] == "," and depth == 1 else []
+        if depth == 0:
+            break
+    else:
+        yield text  # no braces, or not closed
         return
+    ends = [start, *commas, place]
+    options = [text[one + 1 : other] for one, other in itertools.pairwise(ends)]
+    expanded = _range(options[0]) if not commas else itertools.chain.from_iterable(map(_expanded, options))
+    for option, rest in itertools.product(expanded, list(_expanded(text[place + 1 :]))):
+        yield text[:start] + option + rest
+
+
+def _range(text: str) -> Iterator[str]:
+    """Return the numbers of `000..011`; of another text, that in braces."""
+    match = _RANGE.fullmatch(text)
+    if match is None:
+        return iter([f"{{{text}}}"])
     first, last = match[1], match[2]
     if int(first) > int(last) or int(last) - int(first) > 1_000_000:
-        raise UsageError(f"A range of shards must be ascending, with at most a million numbers; got '{match[0]}'.")
-    for number in range(int(first), int(last) + 1):
-        yield from _expanded(f"{text[: match.start()]}{number:0{len(first)}}{text[match.end() :]}")
+        raise UsageError(f"A range of shards must be ascending, with at most a million numbers; got '{{{text}}}'.")
+    return (f"{number:0{len(first)}}" for number in range(int(first), int(last) + 1))
 
 
-def _splits(paths: list[Path]) -> tuple[dict[Path, str], list[Path]]:
+def _splits(paths: list[str]) -> tuple[dict[str, str], list[str]]:
     """Return the shards to read with their split, and those that are not read, because others are for training."""
-    splits = {path: split_of(path.name) for path in paths}
+    splits = {path: split_of(os.path.basename(path)) for path in paths}
     unnamed = [path for path, split in splits.items() if not split]
     if "train" in splits.values():
         return {path: split for path, split in splits.items() if split}, unnamed
     if unnamed and len(unnamed) < len(paths):
-        held_out = first_few(path.name for path in paths if path not in unnamed)
+        held_out = first_few(os.path.basename(path) for path in paths if path not in unnamed)
         raise DataError(
             f"Next to shards of a validation set ({held_out}), the names of training shards must begin with train; got"
-            f" {first_few(path.name for path in unnamed)}. Rename them, or pass one kind alone."
+            f" {first_few(os.path.basename(path) for path in unnamed)}. Rename them, or pass one kind alone."
         )
     return splits, []
 
 
+@dataclass
 class _Shard:
-    """Content of one archive: its images by name, its label files by name without extension, and its links."""
+    """Content of one archive.
 
-    def __init__(self, path: Path, name: str, split: str, inventory: Inventory) -> None:
-        self.path, self.name, self.split, self.inventory = path, name, split, inventory
-        self.images: dict[str, _Place] = {}
-        self.labels: dict[str, tuple[int, str]] = {}  # the place of the extension in `LABELS`, and the class
-        self.links: list[str] = []  # their targets
-        self._read()
+    Attributes:
+        name: of the archive in keys.
+        images: offset and size in bytes, by name.
+        labels: place of the extension in `LABELS` and the class, by the name of the label file without extension.
+        links: their targets.
+        ignored, skipped: as in `Inventory`.
+        sparse: images that are stored as sparse files.
+        is_ended: whether the archive has an end marker.
+    """
 
-    def samples(self) -> list[_Image]:
+    name: str
+    images: dict[str, tuple[int, int]] = field(default_factory=dict)
+    labels: dict[str, tuple[int, str]] = field(default_factory=dict)
+    links: list[str] = field(default_factory=list)
+    ignored: Counter[str] = field(default_factory=Counter)
+    skipped: Counter[str] = field(default_factory=Counter)
+    sparse: list[str] = field(default_factory=list)
+    is_ended: bool = True
+
+    def packed(self) -> bytes:
+        """Return the content for the cache."""
+        return zlib.compress(json.dumps(dataclasses.asdict(self)).encode(), 1)
+
+    @classmethod
+    def unpacked(cls, name: str, data: bytes) -> _Shard | None:
+        """Return the result of `packed` under a name; None of damaged data."""
+        try:
+            values = json.loads(zlib.decompress(data))
+        except (zlib.error, ValueError):
+            return None
+        counters = {key: Counter(values[key]) for key in ("ignored", "skipped")}
+        return cls(**{**values, **counters, "name": name})
+
+    def samples(self, split: str, inventory: Inventory) -> list[_Image]:
         """Return the images with their label files; of several with one label file the first with the shortest ending,
-        and add the other files to the counts."""
+        and add the other files to the counts of an inventory."""
+        inventory.ignored += self.ignored
+        inventory.skipped += self.skipped
+        for name in self.sparse:
+            problem = BadImage("", "damaged", "it is stored as a sparse file; pack it with tar -cf")
+            inventory.bad.append(bad_file(f"{self.name}/{name}", problem, split))
+        if not self.is_ended:
+            message = f"{printable(self.name)} has no end marker: its last images may be missing. Copy it again."
+            inventory.bad.append(BadFile(self.name, "truncated", message, split))
         stems = {name: self._stem(name) for name in self.images}
         chosen: dict[str, str] = {}
         for name in sorted(stems, key=lambda name: name.count(".")):
             chosen.setdefault(stems[name] or name, name)
         unused = self.labels.keys() - set(stems.values())
-        self.inventory.ignored.update(LABELS[self.labels[stem][0]] for stem in unused)
-        self.inventory.skipped.update("link-to-listed" if to in self.images else "broken-link" for to in self.links)
-        self.inventory.skipped += Counter({"same-sample": len(stems) - len(chosen)})  # without zeros
+        inventory.ignored.update(LABELS[self.labels[stem][0]] for stem in unused)
+        inventory.skipped.update("link-to-listed" if to in self.images else "broken-link" for to in self.links)
+        inventory.skipped += Counter({"same-sample": len(stems) - len(chosen)})  # without zeros
         return [
             (
                 f"{self.name}/{name}",
                 self.labels[stem][1] if stem else "",
-                self.split,
+                split,
                 [part for part in name.split("/")[:-1] if part != ".."],
             )
             for name, stem in stems.items()
             if chosen[stem or name] == name
         ]
 
-    def _read(self) -> None:
-        """Read the headers of the archive, and its label files."""
-        must = f"A shard must be an uncompressed tar file; '{printable(str(self.path))}' cannot be read"
+    @classmethod
+    def read(cls, shard: str | RemoteFile, name: str, cache: RemoteCache) -> _Shard:
+        """Read the headers of an archive, and its label files."""
+        content, path = cls(name), shard.url if isinstance(shard, RemoteFile) else shard
+        must = f"A shard must be an uncompressed tar file; '{printable(path)}' cannot be read"
         try:
-            if self.path.exists() and not self.path.is_file():
+            if os.path.exists(path) and not os.path.isfile(path):
                 raise DataError(f"{must} (it is not a file).")
-            if (kind := archive_kind(self.path)) not in ("", "a tar archive"):
-                raise DataError(f"{must} (it is {kind}). Unpack it, and pass the folder.")
-            with self.path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as opened:
-                archive: Any = opened  # untyped: `members` below is not in its type stubs
-                num_bytes = os.fstat(file.fileno()).st_size
-                while (member := archive.next()) is not None:
-                    # tarfile accepts a negative size, which leads back to an earlier header, and one beyond the end
-                    if not 0 <= member.size <= num_bytes - member.offset_data and not member.issparse():
-                        raise DataError(
-                            f"{must} (a file in it must end within its {num_bytes:,} bytes). Copy it again."
-                        )
-                    self._add(member, file)
-                    archive.members = []  # else tarfile caches every header
-                # tarfile also ends at a header that it cannot read
-                file.seek(archive.offset)
-                header = file.read(tarfile.BLOCKSIZE)
-                if header == b"":
-                    message = (
-                        f"{printable(self.name)} has no end marker: its last images may be missing. Copy it again."
-                    )
-                    self.inventory.bad.append(BadFile(self.name, "truncated", message, self.split))
-                if any(header):
-                    raise DataError(f"{must} (its header at byte {archive.offset:,} is damaged). Copy it again.")
-                if any(any(piece) for piece in iter(lambda: file.read(_PIECE), b"")):
-                    raise DataError(
-                        f"{must} (it has more content after its end marker, as joined archives have). Unpack it with"
-                        " `tar -i -xf`, and pass the folder."
-                    )
+            with _opened(shard, cache) as file:
+                if (kind := archive_kind_of(file.read(tarfile.BLOCKSIZE))) not in ("", "a tar archive"):
+                    raise DataError(f"{must} (it is {kind}). Unpack it, and pass the folder.")
+                file.seek(0)
+                content._read(file, must)
         except DataError:
             raise
         except Exception as error:  # tarfile raises many types for malformed headers: ValueError, OverflowError, ...
             raise DataError(f"{must} ({getattr(error, 'strerror', None) or reason_of(error)}).") from error
+        return content
+
+    def _read(self, file: BinaryIO, must: str) -> None:
+        with tarfile.open(fileobj=file, mode="r:") as opened:
+            archive: Any = opened  # untyped: `members` below is not in its type stubs
+            num_bytes = os.fstat(file.fileno()).st_size
+            while (member := archive.next()) is not None:
+                # tarfile accepts a negative size, which leads back to an earlier header, and one beyond the end
+                if not 0 <= member.size <= num_bytes - member.offset_data and not member.issparse():
+                    raise DataError(f"{must} (a file in it must end within its {num_bytes:,} bytes). Copy it again.")
+                self._add(member, file)
+                archive.members = []  # else tarfile caches every header
+            # tarfile also ends at a header that it cannot read
+            file.seek(archive.offset)
+            header = file.read(tarfile.BLOCKSIZE)
+            self.is_ended = header != b""
+            if any(header):
+                raise DataError(f"{must} (its header at byte {archive.offset:,} is damaged). Copy it again.")
+            if any(any(piece) for piece in iter(lambda: file.read(_PIECE), b"")):
+                raise DataError(
+                    f"{must} (it has more content after its end marker, as joined archives have). Unpack it with"
+                    " `tar -i -xf`, and pass the folder."
+                )
 
     def _add(self, member: tarfile.TarInfo, file: BinaryIO) -> None:
         """Add a file of the archive to the images, labels or counts."""
-        name, skipped = _normal(member.name), self.inventory.skipped
-        place = os.fspath(self.path), member.offset_data, member.size
+        name, skipped = _normal(member.name), self.skipped
+        place = member.offset_data, member.size
         ending = extension(name)
         if member.isdir():
             return
@@ -268,25 +428,24 @@ class _Shard:
             skipped["hidden"] += 1
         elif member.issym():
             self.links.append(os.path.normpath(f"{name.rpartition('/')[0]}/{member.linkname}").lstrip("/"))
-        elif member.islnk() and not (place := self.images.get(_normal(member.linkname))):
+        elif member.islnk() and not (place := self.images.get(_normal(member.linkname), ())):
             skipped["broken-link"] += 1  # else a hard link is the file itself
         elif not (member.isreg() or member.islnk()):
             skipped["special"] += 1
         elif member.issparse():
-            problem = BadImage("", "damaged", "it is stored as a sparse file; pack it with tar -cf")
-            self.inventory.bad.append(bad_file(f"{self.name}/{name}", problem, self.split))
+            self.sparse.append(name)
         elif ending in LABELS:
             stem, rank = name[: -len(ending) - 1], LABELS.index(ending)
             label = _label(_start(file, place, MAX_LABEL_BYTES + 1), ending)
             if label is None or self.labels.get(stem, (rank,))[0] < rank:
-                self.inventory.ignored[ending] += 1
+                self.ignored[ending] += 1
             else:
                 self.labels[stem] = (rank, label)
         elif ending in EXTENSIONS or sniff(_start(file, place, HEAD_BYTES)) is not None:
             skipped.update(["replaced"] if name in self.images else [])
             self.images[name] = place
         else:
-            self.inventory.ignored[ending] += 1
+            self.ignored[ending] += 1
 
     def _stem(self, name: str) -> str:
         """Return the longest part of an image's name, up to a dot, that names a label file; empty if none does."""
@@ -298,15 +457,20 @@ class _Shard:
         return ""
 
 
+def _opened(shard: str | RemoteFile, cache: RemoteCache) -> BinaryIO:
+    return cache.open(shard) if isinstance(shard, RemoteFile) else open(shard, "rb")
+
+
 def _normal(name: str) -> str:
     """Return the name of a file in an archive without `./` and slashes that mean nothing."""
     return "/".join(part for part in name.split("/") if part not in ("", "."))
 
 
-def _start(file: BinaryIO, place: _Place, most: int) -> bytes:
+def _start(file: BinaryIO, place: tuple[int, int], most: int) -> bytes:
     """Return the first bytes of a file in an archive, at most a number."""
-    file.seek(place[1])
-    return file.read(min(place[2], most))
+    offset, size = place
+    file.seek(offset)
+    return file.read(min(size, most))
 
 
 def _label(data: bytes, ending: str) -> str | None:

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from weft.data.bit_depth import ValueRange, Values, common_range
-from weft.data.decode import BadImage, as_bad, image_size, read_regular
+from weft.data.decode import BadImage, ImageInfo, as_bad, image_header, image_size, read_regular
 from weft.data.formats import MAX_PIXELS
 from weft.errors import DataError
 from weft.text import printable
@@ -32,6 +32,10 @@ class FileReader:
     def __call__(self, key: str) -> bytes:
         """Return the bytes of a file."""
         return read_regular(self.path(key))
+
+    def header(self, key: str, max_pixels: int) -> ImageInfo:
+        """Check the header of an image: `image_header`."""
+        return image_header(self.path(key), max_pixels=max_pixels)
 
     def path(self, key: str) -> str:
         """Return the path of a file."""
@@ -94,6 +98,7 @@ class KeyedSource:
 
     Attributes:
         takes_next: in place of an image that turns out to be damaged, the next one of its class is used.
+        blocks: number of the file on a server that every image is in; None of images on this machine.
     """
 
     def __init__(
@@ -105,9 +110,10 @@ class KeyedSource:
         max_pixels: int = MAX_PIXELS,
         digests: Sequence[str] = (),
         takes_next: bool = False,
+        blocks: np.ndarray | None = None,
     ):
         self.reader, self.classes, self.keys, self.labels = reader, classes, keys, labels
-        self.max_pixels, self.digests, self.takes_next = max_pixels, digests, takes_next
+        self.max_pixels, self.digests, self.takes_next, self.blocks = max_pixels, digests, takes_next, blocks
 
     def __len__(self) -> int:
         return len(self.keys)

@@ -79,8 +79,9 @@ def fit_temperature(
     def loss(log_temperature: float) -> float:
         scores = log_softmax(logits / np.exp(log_temperature), axis=1)
         if squared:
-            probabilities = np.exp(scores)
-            error = (probabilities**2).sum() - 2 * probabilities[rows, labels].sum() + len(labels)
+            probabilities = np.exp(scores, out=scores)
+            of_labels = probabilities[rows, labels].sum()
+            error = np.square(probabilities, out=probabilities).sum() - 2 * of_labels + len(labels)
         else:
             error = -scores[rows, labels].sum()
         return float(error + log_temperature**2 / (2 * PRIOR**2))

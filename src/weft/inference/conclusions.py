@@ -43,14 +43,15 @@ def conclusions(result: Evaluation, training: Training | None = None) -> Lead:
         result: an evaluation on held-out images.
         training: the run of the model, if it is known.
     """
-    correct = int(result.confusion.trace())
+    correct = int(result.is_correct.sum())
     interval = result.interval
     sentences = [
         f"The model classifies {correct:,} of {result.count:,} images correctly: {result.top1:.1f} % (95 % interval"
         f" {interval.low:.1f} to {interval.high:.1f} %)."
     ]
-    frequent = int(result.confusion.sum(axis=1).argmax())
-    share = 100 * float(result.confusion[frequent].sum()) / result.count
+    images = result.class_counts.images
+    frequent = int(images.argmax())
+    share = 100 * float(images[frequent]) / result.count
     if interval.low <= share:
         sentences.append(
             f"It is not shown to be better than predicting {result.classes[frequent]}, the most frequent class, for all"
@@ -58,21 +59,11 @@ def conclusions(result: Evaluation, training: Training | None = None) -> Lead:
         )
     sentences += filter(None, (never_predicted_text(result), too_few_text(result.top1, result.count)))
     pairs = [
-        f"{result.classes[true]} as {result.classes[predicted]} ({count} of {total})"
-        for true, predicted, count, total in confused_pairs(result)[:MAX_NAMED]
+        f"{result.classes[true]} as {result.classes[predicted]} ({count} of {images[true]})"
+        for true, predicted, count in result.confused[:MAX_NAMED].tolist()
     ]
     sentences.append(f"Most frequent errors: {', '.join(pairs)}." if pairs else "It makes no error on these images.")
     return Lead(sentences, _next_steps(result, training))
-
-
-def confused_pairs(result: Evaluation) -> list[tuple[int, int, int, int]]:
-    """Return (true class, predicted class, images, images of the true class) of all errors, most frequent first."""
-    errors = result.confusion.copy()
-    np.fill_diagonal(errors, 0)
-    totals = result.confusion.sum(axis=1)
-    order = np.argsort(-errors, axis=None, kind="stable")[: np.count_nonzero(errors)]
-    pairs = (divmod(int(place), len(result.classes)) for place in order)
-    return [(true, predicted, int(errors[true, predicted]), int(totals[true])) for true, predicted in pairs]
 
 
 def suspicious(result: Evaluation) -> list[Mistake]:
@@ -86,10 +77,11 @@ def _next_steps(result: Evaluation, training: Training | None) -> list[str]:
     steps = []
     if result.interval.is_wide:
         steps.append("Evaluate on more images, so that the accuracy is known better.")
+    top1, correct = result.top1, result.class_counts.correct.tolist()
     weak = [
-        (score.images - int(result.confusion[place, place]), place, score)
+        (score.images - correct[place], place, score)
         for place, score in enumerate(result.per_class)
-        if score.recall is not None and score.recall < result.top1
+        if score.recall is not None and score.recall < top1
     ]
     weak = sorted((row for row in weak if row[0] > 1), key=lambda row: (-row[0], row[1]))[:MAX_NAMED]
     if weak:

@@ -87,8 +87,8 @@ def evaluate(
         unknown_images: a folder of images that show none of the classes: also measure how well the detector of
             unknown images separates them from the evaluated ones.
         out: directory for the report and evaluation.json, whose `split` says what was measured: `train`, `val`, `test`,
-            `all`, or `new` (images that the model was not trained on, some of which its training did not have). None
-            to write no files.
+            `all`, or `new` (images that the model was not trained on, some of which its training did not have); the
+            other keys are those of `Evaluation.as_dict`. None to write no files.
         force: replace an existing evaluation.
         quiet: print no progress and no notes.
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from weft.checkpoints.unknown import unit_length
-from weft.inference.metrics import Evaluation
-from weft.report.pages import new_figure, series_style, shown
+from weft.inference.metrics import MAX_MATRIX, Evaluation
+from weft.report.pages import NUM_STYLES, new_figure, series_style, shown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -89,8 +89,9 @@ def draw(
     figure = new_figure(9 if with_legend else 7, 6.5)
     axes = figure.subplots()
     size = 30 if len(points) <= 500 else 12
-    for number, name in enumerate(classes):
-        own = points[labels == number]
+    styles = len(classes) if len(classes) <= MAX_MATRIX else NUM_STYLES
+    for number, name in enumerate(classes[:styles]):
+        own = points[labels % styles == number]
         colour, marker = series_style(number)
         axes.scatter(
             *own.T, s=size, color=colour, marker=marker, alpha=0.75, linewidths=0, label=shown(name, NAME_WIDTH)

@@ -69,6 +69,7 @@ def open_labelled(
             only={"train": "train", "all": None}.get(split, "val"),
             max_bad=(as_trained if is_same else Recipe()).data.max_bad,
             max_pixels=options.max_pixels or as_trained.data.max_pixels,
+            cache_bytes=as_trained.data.cache_gb << 30,
             follow_links=as_trained.data.follow_links or options.follow_links,
             progress=work.update,
         )

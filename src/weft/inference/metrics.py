@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,6 +21,7 @@ MOST_MISTAKES = 20
 COVERAGES = (1.0, 0.95, 0.9, 0.8, 0.7, 0.5)
 BALANCED = "balanced accuracy"
 MAX_CLASSES = 20  # in the tables of a notebook
+MAX_MATRIX = 100  # classes; results of more have the pairs of confused classes instead of a confusion matrix
 BINS = 15  # as in arXiv 1706.04599
 
 
@@ -36,6 +36,20 @@ class ClassScore(NamedTuple):
     precision: float | None
     recall: float | None
     f1: float | None
+
+
+class ClassCounts(NamedTuple):
+    """Numbers of images by class, each (classes).
+
+    Attributes:
+        images: those of the class.
+        predicted: those whose predicted class it is.
+        correct: those of the class that are predicted correctly.
+    """
+
+    images: np.ndarray
+    predicted: np.ndarray
+    correct: np.ndarray
 
 
 class Mistake(NamedTuple):
@@ -135,15 +149,43 @@ class Evaluation:
 
     @cached_property
     def confusion(self) -> np.ndarray:
-        """Counts (class, class): rows are true classes, columns predicted ones."""
+        """Counts (class, class): rows are true classes, columns predicted ones; for many classes, use `confused`."""
         confusion = np.zeros((len(self.classes), len(self.classes)), dtype=np.int64)
         np.add.at(confusion, (self.true, self.predicted), 1)
         return confusion
 
-    @property
+    @cached_property
+    def class_counts(self) -> ClassCounts:
+        """Number of images, predictions and correct predictions of each class."""
+        columns = self.true, self.predicted, self.true[self.is_correct]
+        return ClassCounts(*(np.bincount(column, minlength=len(self.classes)) for column in columns))
+
+    @cached_property
+    def confused(self) -> np.ndarray:
+        """Pairs of confused classes (pairs 3): true class, predicted class, number of images; as `confused_pairs`."""
+        return confused_pairs(self.true, self.predicted, len(self.classes))
+
+    @cached_property
     def per_class(self) -> list[ClassScore]:
         """Scores of each class."""
-        return class_scores(self.classes, self.confusion)
+        columns = (column.tolist() for column in self.class_counts)
+        return [
+            ClassScore(
+                name,
+                images,
+                100 * correct / predicted if images and predicted else None,
+                100 * correct / images if images else None,
+                200 * correct / (images + predicted) if images else None,
+            )
+            for name, images, predicted, correct in zip(self.classes, *columns, strict=True)
+        ]
+
+    def weakest(self, most: int) -> list[int]:
+        """Return the indices of the `most` classes with the lowest recall, lowest first; of equal ones, larger classes
+        first, and classes without images last."""
+        images, _, correct = self.class_counts
+        recall = np.divide(correct, images, out=np.full(len(images), np.inf), where=images > 0)
+        return np.lexsort((-images, recall))[:most].tolist()
 
     @property
     def mistakes(self) -> list[Mistake]:
@@ -189,8 +231,8 @@ class Evaluation:
     @property
     def never_predicted(self) -> list[str]:
         """Classes with images that the model predicts for no image."""
-        counts = zip(self.classes, self.confusion.sum(axis=1), self.confusion.sum(axis=0), strict=True)
-        return [name for name, images, predicted in counts if images and not predicted]
+        images, predicted, _ = self.class_counts
+        return [self.classes[i] for i in np.flatnonzero((images > 0) & (predicted == 0))]
 
     @property
     def macro_f1(self) -> float:
@@ -219,7 +261,13 @@ class Evaluation:
         return Confident(len(is_correct), 100 * float(is_correct.mean()) if len(is_correct) else None)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the dictionary that `--json` prints."""
+        """Return the dictionary that `--json` prints.
+
+        Of up to 100 classes, `confusion` is the confusion matrix: a list per true class with the number of images by
+        predicted class. Of more classes, `confused` lists the pairs of confused classes instead: [true class, predicted
+        class, images], most images first. Both number the classes from 0 in the order of `classes`.
+        """
+        has_matrix = len(self.classes) <= MAX_MATRIX
         return {
             "n": self.count,
             "excluded": [{"image": key, "reason": reason} for key, reason in self.excluded],
@@ -237,7 +285,7 @@ class Evaluation:
             "coverage": [{"coverage": share, **row._asdict()} for share, row in self.coverage.items()],
             "aurc": self.aurc,
             "classes": [score._asdict() for score in self.per_class],
-            "confusion": self.confusion.tolist(),
+            **({"confusion": self.confusion.tolist()} if has_matrix else {"confused": self.confused.tolist()}),
             "mistakes": [mistake._asdict() for mistake in self.mistakes],
             **self._of_options(),
         }
@@ -275,7 +323,7 @@ class Evaluation:
         if self.top1_of_all is not None:
             name = f"top-1 among all {self.num_outputs:,} classes of the model"
             lines.append((name, accuracy_text(self.top1_of_all, self.count, images)))
-        if len(set(self.confusion.sum(axis=1).tolist())) > 1:
+        if len(set(self.class_counts.images.tolist())) > 1:
             lines.append((BALANCED, f"{self.balanced_accuracy:.2f} % (mean recall of the classes)"))
             lines.append(("macro F1", f"{self.macro_f1:.2f} % (mean F1 score of the classes)"))
         return lines
@@ -313,14 +361,15 @@ class Evaluation:
         """Return tables: accuracy, scores of each class, and with few classes the confusion matrix."""
         parts = [markup.table(("evaluation", ""), self.summary())]
         parts += [markup.element("p", text) for text in self.warnings()]
-        scores = sorted(self.per_class, key=lambda score: math.inf if score.recall is None else score.recall)
-        is_cut = len(scores) > MAX_CLASSES
+        scores, is_cut = self.per_class, len(self.classes) > MAX_CLASSES
         if is_cut:
-            parts.append(markup.element("p", f"The {MAX_CLASSES} of {len(scores):,} classes with the lowest recall:"))
+            scores = [scores[place] for place in self.weakest(MAX_CLASSES)]
+            text = f"The {MAX_CLASSES} of {len(self.classes):,} classes with the lowest recall:"
+            parts.append(markup.element("p", text))
         header = ("class", "images", "recall %", "precision %", "F1 %")
         cells = [
             (score.name, f"{score.images:,}", *map(percent_text, (score.recall, score.precision, score.f1)))
-            for score in (scores[:MAX_CLASSES] if is_cut else self.per_class)
+            for score in scores
         ]
         parts.append(markup.table(header, cells))
         if not is_cut:
@@ -345,19 +394,19 @@ def _bins(sure: np.ndarray) -> np.ndarray:
     return np.clip(np.ceil(sure * BINS).astype(int) - 1, 0, BINS - 1)
 
 
-def class_scores(classes: Sequence[str], confusion: np.ndarray) -> list[ClassScore]:
-    """Compute precision, recall and F1 of each class from `Evaluation.confusion`."""
-    columns = (confusion.diagonal(), confusion.sum(axis=1), confusion.sum(axis=0))
-    return [
-        ClassScore(
-            name,
-            images,
-            100 * right / taken if images and taken else None,
-            100 * right / images if images else None,
-            200 * right / (images + taken) if images else None,
-        )
-        for name, right, images, taken in zip(classes, *(column.tolist() for column in columns), strict=True)
-    ]
+def confused_pairs(true: np.ndarray, predicted: np.ndarray, num_classes: int) -> np.ndarray:
+    """Return the pairs of different classes (pairs 3) that occur: true class, predicted class, number of images.
+
+    The pair with the most images is first; of equal ones, that of the first classes. The memory is that of the images.
+
+    Args:
+        true, predicted: (images) class indices.
+        num_classes: number of classes.
+    """
+    is_wrong = true != predicted
+    codes, counts = np.unique(true[is_wrong] * num_classes + predicted[is_wrong], return_counts=True)
+    order = np.argsort(-counts, kind="stable")
+    return np.column_stack([*divmod(codes[order], num_classes), counts[order]])
 
 
 def _mean(scores: Iterable[float | None]) -> float:
@@ -389,7 +438,7 @@ def never_predicted_text(result: Evaluation) -> str:
     names = result.never_predicted
     if not names:
         return ""
-    images = dict(zip(result.classes, result.confusion.sum(axis=1).tolist(), strict=True))
+    images = dict(zip(result.classes, result.class_counts.images.tolist(), strict=True))
     named = first_few(f"{name} ({count(images[name], 'image')})" for name in names)
     return f"{count(len(names), 'class is', 'classes are')} never predicted: {named}."
 

@@ -5,15 +5,15 @@ Lines differ in dash and marker as well as in colour, so that the figures can be
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weft.inference.conclusions import Training, conclusions, confused_pairs
+from weft.inference.conclusions import Training, conclusions
 from weft.inference.error_gallery import ExplainedError, gallery_html
-from weft.inference.metrics import Evaluation, percent_text
+from weft.inference.metrics import MAX_MATRIX, Evaluation, percent_text
 from weft.report import markup
 from weft.report.intervals import accuracy_of
 from weft.report.pages import COLOURS, Fields, Section, new_figure, shown, write_page
@@ -25,6 +25,8 @@ BLUE = COLOURS[0]
 MAX_VALUES = 20  # with more classes, the confusion matrix is a figure without numbers
 MAX_NAMES = 50  # with more classes, there is no room for class names at the ticks
 MAX_PAIRS = 10
+MAX_ROWS = 100  # of more than MAX_MATRIX classes, and of their confused pairs
+COMPLETE = "evaluation.json of weft evaluate RUN DATA --out DIR lists all."
 NAME_WIDTH = 24
 
 
@@ -60,7 +62,7 @@ def write_report(
     if len(result.classes) <= MAX_VALUES:
         table = markup.matrix(result.classes, result.confusion.tolist())
         sections.append(Section("Confusion matrix", text, html=table))
-    else:
+    elif len(result.classes) <= MAX_MATRIX:
         figure = confusion_figure(result), "Confusion matrix: true classes by predicted classes"
         sections.append(Section("Confusion matrix", text, [figure], is_wide=True))
     if errors:
@@ -72,15 +74,20 @@ def write_report(
                 html=gallery_html(errors),
             )
         )
-    if pairs := _pair_rows(result):
+    is_cut = len(result.classes) > MAX_MATRIX
+    if pairs := _pair_rows(result, MAX_ROWS if is_cut else MAX_PAIRS):
         header = ("true class", "predicted", "images", "share of class %")
-        sections.append(Section("Most confused pairs", table=(header, pairs)))
+        text = f"{len(pairs):,} of {len(result.confused):,} pairs. {COMPLETE}" if is_cut else ""
+        sections.append(Section("Most confused pairs", text, table=(header, pairs)))
     header = ("class", "images", "recall %", "95 % interval", "precision %", "F1 %")
     text = (
         "Recall: share of the images of the class that are predicted correctly. Precision: share of the predictions of"
         " the class that are correct."
     )
-    sections.append(Section("Per class", text, table=(header, _class_rows(result))))
+    rows = result.weakest(MAX_ROWS) if is_cut else range(len(result.classes))
+    if is_cut:
+        text += f" The {MAX_ROWS:,} of {len(result.classes):,} classes with the lowest recall. {COMPLETE}"
+    sections.append(Section("Per class", text, table=(header, _class_rows(result, rows))))
     if result.mistakes:
         header = ("image", "true class", "predicted", "confidence")
         sections.append(Section("List of the most confident errors", table=(header, _error_rows(result))))
@@ -94,7 +101,7 @@ def write_report(
 
 
 def confusion_figure(result: Evaluation) -> Figure:
-    """Draw the confusion matrix of many classes: rows are true classes; colour is the share of the row."""
+    """Draw the confusion matrix of 21 to 100 classes: rows are true classes; colour is the share of the row."""
     counts = result.confusion
     num_classes = len(result.classes)
     share = 100 * counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
@@ -151,20 +158,22 @@ def _confidence_text(result: Evaluation) -> str:
     return f"mean confidence {abs(difference):.1f} points {bias}"
 
 
-def _class_rows(result: Evaluation) -> list[tuple[str, ...]]:
-    rows = []
-    for place, score in enumerate(result.per_class):
-        interval = accuracy_of(int(result.confusion[place, place]), score.images) if score.images else None
+def _class_rows(result: Evaluation, classes: Iterable[int]) -> list[tuple[str, ...]]:
+    rows, scores, correct = [], result.per_class, result.class_counts.correct.tolist()
+    for place in classes:
+        score = scores[place]
+        interval = accuracy_of(correct[place], score.images) if score.images else None
         bounds = "-" if interval is None else f"{interval.low:.1f} to {interval.high:.1f}"
         recall, precision, f1 = map(percent_text, (score.recall, score.precision, score.f1))
         rows.append((score.name, f"{score.images:,}", recall, bounds, precision, f1))
     return rows
 
 
-def _pair_rows(result: Evaluation) -> list[tuple[str, ...]]:
+def _pair_rows(result: Evaluation, most: int) -> list[tuple[str, ...]]:
+    images = result.class_counts.images.tolist()
     return [
-        (result.classes[true], result.classes[predicted], f"{count}", f"{100 * count / total:.1f}")
-        for true, predicted, count, total in confused_pairs(result)[:MAX_PAIRS]
+        (result.classes[true], result.classes[predicted], f"{count}", f"{100 * count / images[true]:.1f}")
+        for true, predicted, count in result.confused[:most].tolist()
     ]
 
 

@@ -75,6 +75,9 @@ class Data:
     read. none: images are recognised by their names. auto: decode for up to 20,000 images, else header. The results
     are kept in the cache, and a file is only read again if it changed."""
 
+    cache_gb: Annotated[int, Within(1, 100_000)] = 50
+    """Disk space, in GiB, for shards that are fetched from a server. It should have room for 40 shards."""
+
     damaged: Literal["stop", "next"] = "stop"
     """An image that turns out to be damaged in training. stop: end with its name. next: use the next image of its class
     instead; the report counts these."""

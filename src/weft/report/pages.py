@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+NUM_STYLES = len(COLOURS) * len(MARKERS)  # pairs of colour and marker, after which `series_style` repeats them
 REPORT = "report.html"
 MAX_HEADLINE = 160  # characters of a first sentence in large type
 SVG_STYLE = """<style>

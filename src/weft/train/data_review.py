@@ -25,8 +25,10 @@ from weft.inference.embedding import Embedding, feature_predictor, read_files
 from weft.progress import Work, loading, obeys_quiet, say
 from weft.text import count, first_few, printable
 from weft.train.label_errors import (
+    MAX_PROBABILITIES,
     MIN_KEPT,
     LabelErrors,
+    can_judge,
     find_label_errors,
     joined_groups,
     near_duplicates,
@@ -207,7 +209,7 @@ def _review(
         findings,
         judged=int(result.is_judged.sum()),
         errors=int(result.is_error.sum()),
-        confusions=_confused(result, names),
+        confusions=[(names[label], names[other], number) for label, other, number in result.confusions.tolist()],
         duplicates=[[features.images[i] for i in copies] for copies in duplicates],
         copies_in_classes=sum(images[copies[0]].has(COPY) for copies in duplicates),
         leaks=sum(images[copies[0]].has(LEAK) for copies in duplicates),
@@ -290,16 +292,15 @@ def _label_of_copies(
     return best, set(np.array(copies)[is_wrong].tolist())
 
 
-def _confused(result: LabelErrors, names: Sequence[str]) -> list[tuple[str, str, int]]:
-    pairs = np.argwhere(result.confusions - np.diag(np.diag(result.confusions)))
-    rows = [(names[i], names[j], int(result.confusions[i, j])) for i, j in pairs.tolist()]
-    return sorted(rows, key=lambda row: -row[2])
-
-
 def _notes(result: LabelErrors, labels: np.ndarray, names: list[str]) -> list[str]:
     """Return sentences about labels that cannot be judged, and classes with few images."""
     counts = np.bincount(labels, minlength=len(names))
     notes = []
+    if not can_judge(len(labels), len(names)):
+        return [
+            f"Labels are judged if images x classes is at most {MAX_PROBABILITIES:,}; here {len(labels):,} x"
+            f" {len(names):,}, so none is. Review folders with some of the classes, one at a time."
+        ]
     if not result.is_judged.all():
         classes = sorted({printable(names[i]) for i in labels[~result.is_judged].tolist()})
         notes.append(

@@ -16,6 +16,7 @@ from weft.progress import Work
 from weft.train.mirrored_classes import small_versions
 from weft.train.plan import Plan
 
+MAX_LOGITS = 20_000_000  # of these images: 5,000 images of 4,000 classes, 909 of 22,000
 MAX_INSPECTED = 2_000  # held-out images for the threshold of the detector, and for the search for mirrored classes
 
 
@@ -53,7 +54,8 @@ def read_held_out(plan: Plan, best: TorchModel) -> HeldOutOutputs:
         DataError: an image can no longer be read.
     """
     source, recipe, runtime, network = plan.splits.val, plan.recipe, plan.runtime, best.network
-    places, inspected = (proportional_subset(source.keys, limit, recipe.seed) for limit in (MAX_IMAGES, MAX_INSPECTED))
+    most = min(MAX_IMAGES, max(MAX_LOGITS // len(source.classes), 1))
+    places, inspected = (proportional_subset(source.keys, limit, recipe.seed) for limit in (most, MAX_INSPECTED))
     is_inspected, batch_size = np.isin(places, inspected), plan.val_batches.order.batch_size
     batches = evaluation_batches(SourcePart(source, places=places), network, batch_size, recipe.workers)
 

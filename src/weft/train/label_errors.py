@@ -22,6 +22,7 @@ from scipy.sparse.csgraph import connected_components
 from threadpoolctl import threadpool_limits
 
 from weft.checkpoints.unknown import unit_length
+from weft.inference.metrics import confused_pairs
 from weft.train.linear_probe import FOLDS, held_out_probabilities
 
 MAX_SHARE = 0.1  # of the mean probability of a label, below which the first classifier finds the label wrong
@@ -31,6 +32,7 @@ EXPECTED_ERRORS = 0.1  # share of wrong labels of a class that is assumed before
 EXPECTED_IMAGES = 10  # number of images as which this assumption counts
 ITERATIONS = 30  # of the estimate of the confusions, which then changes little
 LEAST = 1e-6  # probability of every class
+MAX_PROBABILITIES = 100_000_000  # images x classes; of more, no label is judged: 800 MB for each such matrix
 NEIGHBOURS = 10  # of the outlier score
 OUTLIER_DEVIATIONS = 4.0  # robust standard deviations above the median distance
 MIN_SIMILARITY = 0.7  # cosine of the centred features of near-duplicates; of other images of few9 at most 0.57
@@ -51,7 +53,8 @@ class LabelErrors:
             class for listed images; the label itself for images that are not judged.
         quality: (images) probability that the label is right, from 0 to 1; 1 for images that are not judged.
         is_error: (images) whether the label is listed as a likely error: its quality is less than 0.7.
-        confusions: (classes classes) number of images with label i (row) that confident learning counts as class j.
+        confusions: (pairs 3) label, other class and number of images with this label that confident learning counts as
+            the other class, as `weft.inference.metrics.confused_pairs`.
     """
 
     probabilities: np.ndarray
@@ -79,17 +82,20 @@ def find_label_errors(
         groups: (images) group of every image, such as its copies; a group is in one fold. None without groups.
     """
     fold_of = folds_of(labels, groups)
-    classes = labels[:, None] == np.arange(num_classes)
-    others = np.stack([classes[fold_of != fold].any(axis=0) for fold in range(FOLDS)])  # classes in the other folds
-    is_judged = others[fold_of, labels]
+
+    def others_of(is_used: np.ndarray) -> np.ndarray:
+        """Return whether a class has a used image in the other folds (folds classes)."""
+        used = (labels[is_used & (fold_of != fold)] for fold in range(FOLDS))
+        return np.stack([np.bincount(own, minlength=num_classes) > 0 for own in used])
+
+    others = others_of(np.ones(len(labels), bool))
+    is_judged = others[fold_of, labels] & can_judge(len(labels), num_classes)
     if not is_judged.any():
-        return label_errors_of(np.full((len(labels), num_classes), 1 / num_classes), labels, is_judged)
+        return label_errors_of(np.broadcast_to(1 / num_classes, (len(labels), num_classes)), labels, is_judged)
     with threadpool_limits(1):
         probabilities = held_out_probabilities(features[:, None], labels, num_classes, fold_of)
         is_used = ~is_improbable(probabilities, labels, is_judged)
-        is_lost: np.ndarray = (
-            np.stack([~classes[is_used & (fold_of != fold)].any(axis=0) for fold in range(FOLDS)]) & others
-        )
+        is_lost = ~others_of(is_used) & others
         is_used |= np.asarray(is_lost.any(axis=0))[labels]  # no class loses all its images
         probabilities = held_out_probabilities(features[:, None], labels, num_classes, fold_of, is_used)
     return label_errors_of(probabilities, labels, is_judged)
@@ -101,19 +107,24 @@ def label_errors_of(probabilities: np.ndarray, labels: np.ndarray, is_judged: np
     `confusions` are those of confident learning: an image is confidently of class j if its probability of j is at least
     the mean probability of j among the images with label j.
     """
-    rows, num_classes = np.arange(len(labels)), probabilities.shape[1]
     thresholds = _mean_of_own(probabilities, labels, is_judged)
-    confident = np.where(probabilities >= thresholds, probabilities, -1.0)
-    is_confident = is_judged & (confident.max(axis=1) >= 0)
+    judged, own = probabilities[is_judged], labels[is_judged]
+    confident = np.where(judged >= thresholds, judged, -1.0)
+    is_confident = confident.max(axis=1) >= 0
     likely = confident.argmax(axis=1)
-    confusions = np.zeros((num_classes, num_classes), int)
-    np.add.at(confusions, (labels[is_confident], likely[is_confident]), 1)
-    true = np.eye(num_classes)[labels]
-    true[is_judged] = true_classes(probabilities[is_judged], labels[is_judged])
-    quality = true[rows, labels]
-    is_error = quality < MIN_QUALITY
-    true[rows[is_error], labels[is_error]] = 0
-    return LabelErrors(probabilities, is_judged, true.argmax(axis=1), quality, is_error, confusions)
+    confusions = confused_pairs(own[is_confident], likely[is_confident], probabilities.shape[1])
+    quality, proposed = np.ones(len(labels)), labels.copy()
+    if len(own):
+        true, rows = true_classes(judged, own), np.arange(len(own))
+        quality[is_judged] = true[rows, own]
+        true[rows, own] = np.where(true[rows, own] < MIN_QUALITY, 0, true[rows, own])
+        proposed[is_judged] = true.argmax(axis=1)
+    return LabelErrors(probabilities, is_judged, proposed, quality, quality < MIN_QUALITY, confusions)
+
+
+def can_judge(num_images: int, num_classes: int) -> bool:
+    """Return whether matrices of probabilities (images classes) and of confusions (classes classes) fit into memory."""
+    return max(num_images, num_classes) * num_classes <= MAX_PROBABILITIES
 
 
 def true_classes(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:

@@ -25,7 +25,6 @@ from weft.inference.embedding import feature_predictor, none_readable, read_file
 from weft.inference.image_card import image_gallery
 from weft.inference.inputs import SourcePart, images_of
 from weft.inference.predictor import Predictor
-from weft.inference.probabilities import ranked
 from weft.machine.processor import bf16_note
 from weft.progress import Work, loading, obeys_quiet, quietly, say
 from weft.recipes.checks import check_argument
@@ -39,7 +38,7 @@ NUM = 20
 MIN_PROBABILITY = 0.95
 UNCERTAIN_SHARE = 0.5  # of the images, by margin: the candidates (benchmarks/few-images/label.csv)
 MAX_LABELLED = 2_000  # training images, and held-out images, of the run whose features are computed
-MAX_SIMILARITIES = 10_000_000  # in memory, of images without labels to labelled ones
+MAX_VALUES = 10_000_000  # in memory: similarities of images without labels to labelled ones, probabilities
 NEXT, PROPOSED = "next.csv", "proposed.csv"
 CONTENTS = (NEXT, PROPOSED, "report.html")
 SHOWN = 50  # images in the report
@@ -159,15 +158,13 @@ def label(
     labelled = _labelled_images(Path(run), predictor.classes)
     known, _ = _features(predictor, labelled.train, options.batch_size)
     held_out = _features(predictor, labelled.held_out, options.batch_size)
-    probabilities = _probabilities(predictor, unlabelled.features)
+    places, probabilities = _most_probable(predictor, unlabelled.features)
     chosen = choose(unlabelled.features, probabilities, known, num)
     rows = [
-        LabelProposal(
-            image, predictor.classes[place], float(row[place]), "accept" if row[place] >= min_probability else ""
-        )
-        for image, row, place in zip(unlabelled.images, probabilities, ranked(probabilities)[:, 0], strict=True)
+        LabelProposal(image, predictor.classes[place], first, "accept" if first >= min_probability else "")
+        for image, place, (first, _) in zip(unlabelled.images, places, probabilities.tolist(), strict=True)
     ]
-    not_chosen = [rows[i] for i in np.argsort(-probabilities.max(axis=1), kind="stable") if i not in chosen]
+    not_chosen = [rows[i] for i in np.argsort(-probabilities[:, 0], kind="stable") if i not in chosen]
     result = Labelling(
         next=[replace(rows[i], action="label") for i in chosen],
         proposed=[row for row in not_chosen if row.action],
@@ -190,7 +187,7 @@ def choose(features: np.ndarray, probabilities: np.ndarray, known: np.ndarray, n
 
     Args:
         features: (images features) of the images without labels.
-        probabilities: (images classes) of the same images.
+        probabilities: (images classes) of the same images; the two most probable classes of each suffice.
         known: (labelled features) of the labelled images.
         num: number of images to choose; all if there are fewer.
     """
@@ -201,7 +198,7 @@ def choose(features: np.ndarray, probabilities: np.ndarray, known: np.ndarray, n
     nearest = np.full(len(points), -1.0)  # largest similarity to a labelled or chosen image
     if len(known):
         labelled = unit_length(known.astype(np.float64)).T
-        step = max(MAX_SIMILARITIES // len(known), 1)
+        step = max(MAX_VALUES // len(known), 1)
         blocks = (points[start : start + step] @ labelled for start in range(0, len(points), step))
         nearest = np.concatenate([block.max(axis=1) for block in blocks])
     chosen: list[int] = []
@@ -304,24 +301,30 @@ def _features(predictor: Predictor, source: Source | None, batch_size: int) -> t
     return np.concatenate([own[:, 0] for own in features], axis=1), labels
 
 
-def _probabilities(predictor: Predictor, features: np.ndarray) -> np.ndarray:
-    """Return the calibrated class probabilities (images classes) for features (images features)."""
+def _most_probable(predictor: Predictor, features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the most probable class (images), and the calibrated probabilities of it and the second (images 2)."""
     from weft.inference.features import logits_of
     from weft.inference.torch_model import torch_model
 
-    logits = logits_of(torch_model(predictor.model).network, features).astype(np.float64)
-    return softmax(logits / predictor.temperature, axis=1)
+    step = max(MAX_VALUES // len(predictor.classes), 1)
+    places, highest = [], []
+    for start in range(0, len(features), step):
+        logits = logits_of(torch_model(predictor.model).network, features[start : start + step]).astype(np.float64)
+        probabilities = softmax(logits / predictor.temperature, axis=1)
+        places.append(probabilities.argmax(axis=1))
+        highest.append(np.sort(probabilities, axis=1)[:, :-3:-1])
+    return np.concatenate(places), np.concatenate(highest)
 
 
 def _check(predictor: Predictor, features: np.ndarray, labels: np.ndarray, min_probability: float) -> str:
     """Return the accuracy of the labels that would be proposed for the held-out images, as a sentence."""
     if not len(labels):
         return ""
-    probabilities = _probabilities(predictor, features)
-    is_certain = probabilities.max(axis=1) >= min_probability
+    places, probabilities = _most_probable(predictor, features)
+    is_certain = probabilities[:, 0] >= min_probability
     if not is_certain.any():
         return f"None of {len(labels):,} held-out images has a probability of at least {min_probability:g}."
-    right = probabilities.argmax(axis=1)[is_certain] == labels[is_certain]
+    right = places[is_certain] == labels[is_certain]
     accuracy = accuracy_text(100 * float(right.mean()), len(right), f"of {len(labels):,} held-out images")
     return f"Labels with a probability of at least {min_probability:g} are right for {accuracy}."
 

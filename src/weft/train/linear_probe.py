@@ -16,6 +16,8 @@ from scipy.optimize import fminbound
 from scipy.special import log_softmax, softmax
 from threadpoolctl import threadpool_limits
 
+from weft.errors import UsageError
+from weft.machine.memory import available_gib
 from weft.progress import Work
 from weft.recipes import Recipe
 from weft.report.intervals import accuracy_of
@@ -32,6 +34,7 @@ FOLDS = 5
 DEFAULT_STRENGTH = 0.1  # where a class has too few images for cross-validation
 MAX_CROSS_VALIDATED = 3_000  # images; of more, one fold is held out instead of each in turn
 ITERATIONS = 1_000
+MATRICES = 3  # (rows classes) in float64, in memory: logits, gradients, temporary values
 ABSENT_LOGIT = -10.0  # of a class without a training image; the largest logit of the others is at least about 0
 Split = tuple[np.ndarray, np.ndarray]
 """Indices of rows to fit to, and of held-out rows."""
@@ -120,12 +123,14 @@ def fit_heads(
         A probe per head.
 
     Raises:
-        UsageError: the network has no linear classifier.
+        UsageError: the network has no linear classifier, or memory does not suffice for so many images and classes.
     """
     import torch
 
     from weft.inference.features import classifiers, read_features
 
+    images = batches.dataset.source.labels
+    _check_memory(len(images) * (1 + recipe.augment.hflip), len(set(images)))
     with Work("features", len(batches.dataset)) as work:
         features, labels = read_features(network, batches, runtime, work.advance, is_mirrored=recipe.augment.hflip)
     probes, smoothing = [], recipe.loss.label_smoothing if recipe.epochs != 0 else 0.0
@@ -139,6 +144,16 @@ def fit_heads(
                     layer.bias.copy_(torch.from_numpy(scale * probe.bias))
             probes.append(probe)
     return probes
+
+
+def _check_memory(num_rows: int, num_classes: int) -> None:
+    """Raise UsageError if the matrices (rows classes) of a logistic regression do not fit into memory."""
+    needed, available = MATRICES * 8 * num_rows * num_classes / 2**30, available_gib()
+    if needed > available:
+        raise UsageError(
+            f"A linear probe needs memory for rows x classes; {num_rows:,} x {num_classes:,} need about {needed:.0f}"
+            f" GiB, and {available:.0f} GiB are available. Leave it out: --set head_init=random."
+        )
 
 
 def _scale(logits: np.ndarray, labels: np.ndarray, label_smoothing: float) -> float:

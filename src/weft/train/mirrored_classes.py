@@ -15,6 +15,7 @@ from scipy.stats import binomtest
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
+from weft.inference.metrics import confused_pairs
 from weft.text import first_few
 
 FOLDS = 5
@@ -67,14 +68,16 @@ def mirrored_pairs(views: np.ndarray, labels: np.ndarray) -> list[MirroredPair]:
     plain, mirrored = _predicted(views, labels)
     num_classes = int(labels.max()) + 1
     images = np.bincount(labels, minlength=num_classes)
-    away, back = np.zeros((2, num_classes, num_classes), int)
-    is_away, is_back = (plain == labels) & (mirrored != labels), (plain != labels) & (mirrored == labels)
-    np.add.at(away, (labels[is_away], mirrored[is_away]), 1)
-    np.add.at(back, (labels[is_back], plain[is_back]), 1)
-    is_most = (away > 0) & (away >= MIN_SHARE * images[:, None])
+    away, back = (
+        {(true, other): number for true, other, number in confused_pairs(labels[own], seen[own], num_classes).tolist()}
+        for own, seen in ((plain == labels, mirrored), (mirrored == labels, plain))
+    )
+    is_most = {pair for pair, number in away.items() if number >= MIN_SHARE * images[pair[0]]}
     pairs = []
-    for first, second in np.argwhere(np.triu(is_most & is_most.T)).tolist():
-        changed, returned = (int(matrix[first, second] + matrix[second, first]) for matrix in (away, back))
+    for first, second in sorted(pair for pair in is_most if pair[0] < pair[1] and pair[::-1] in is_most):
+        changed, returned = (
+            sum(numbers.get(pair, 0) for pair in ((first, second), (second, first))) for numbers in (away, back)
+        )
         if binomtest(changed, changed + returned, alternative="greater").pvalue <= MAX_P:
             pairs.append(MirroredPair(first, second, changed, int(images[[first, second]].sum())))
     return pairs

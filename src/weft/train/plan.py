@@ -218,6 +218,7 @@ def open_splits(recipe: Recipe) -> Splits:
             max_bad=recipe.data.max_bad,
             max_pixels=recipe.data.max_pixels,
             follow_links=recipe.data.follow_links,
+            cache_bytes=recipe.data.cache_gb << 30,
             progress=work.update,
         )
 

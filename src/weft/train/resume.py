@@ -25,7 +25,16 @@ from weft.train.environment import machine
 from weft.train.request import recipe_file
 from weft.train.state import RunState, load_state, skipped_text
 
-FREE = ("workers", "device", "data.source", "data.damaged", "save.every_minutes", "save.every_steps", "save.keep")
+FREE = (
+    "workers",
+    "device",
+    "data.source",
+    "data.damaged",
+    "data.cache_gb",
+    "save.every_minutes",
+    "save.every_steps",
+    "save.keep",
+)
 """Settings that do not affect the result and may change on resume. The data is compared by its contents."""
 
 FIXED = (

@@ -32,6 +32,7 @@ from weft.train.held_out import HeldOutOutputs
 from weft.train.plan import Plan
 
 MAX_IMAGES = 2_000  # training images that the detector keeps
+ROWS = 2_048  # of a similarity matrix of the classes at a time
 MIN_CLASSES = 100  # of the public weights, so that some of them resemble no training image
 
 
@@ -111,5 +112,6 @@ def _original_classifier(out: Path, features: np.ndarray) -> OriginalClassifier 
     weight, bias = stored
     shown = np.minimum(class_probabilities(features, weight, bias).sum(axis=0), 1)
     directions = unit_length(weight - weight.mean(axis=0))
-    known = np.clip((directions @ directions.T * shown).max(axis=1), 0, 1)
+    blocks = (directions[start : start + ROWS] for start in range(0, len(directions), ROWS))
+    known = np.concatenate([(block @ directions.T * shown).max(axis=1) for block in blocks]).clip(0, 1)
     return OriginalClassifier(weight, bias, known)

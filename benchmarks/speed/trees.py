@@ -100,7 +100,14 @@ print(*(float(row["p50_ms"]) / 1000 for row in rows))
 
 def output_of(words: list[str], src: Path) -> str:
     """Return the output of a process that imports weft from `src`."""
-    environment = {**os.environ, "PYTHONPATH": str(src), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    cache = tempfile.mkdtemp(prefix="weft-cache-")  # nothing is known about any file
+    environment = {
+        **os.environ,
+        "WEFT_CACHE": cache,
+        "PYTHONPATH": str(src),
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+    }
     return subprocess.run([sys.executable, *words], env=environment, check=True, capture_output=True, text=True).stdout
 
 

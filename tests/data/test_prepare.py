@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 from PIL import Image
@@ -177,3 +178,15 @@ def test_no_process_remains_after_a_kill(tmp_path: Path) -> None:
     process.wait(10)
     assert not psutil.wait_procs(children, timeout=20)[1]
     assert not packed.exists()
+
+
+def test_the_value_range_of_prepared_images_is_in_their_headers(tmp_path: Path) -> None:
+    for name, high in (("a", 4000), ("b", 3000)):
+        (tmp_path / "deep" / name).mkdir(parents=True)
+        for i in range(3):
+            pixels = np.linspace(0, high, 32 * 32).reshape(32, 32).astype(np.uint16) + i
+            Image.fromarray(pixels).save(tmp_path / "deep" / name / f"{i}.png")
+    prepare_data(tmp_path / "deep", tmp_path / "packed", 16, quiet=True)
+    expected = open_data(tmp_path / "deep").value_range
+    assert expected == (0, 4095)
+    assert {open_data(tmp_path / "packed", check=check).value_range for check in ("header", "decode")} == {expected}

@@ -231,10 +231,21 @@ def image_header(source: str | Path | bytes, *, max_pixels: int = MAX_PIXELS) ->
     Raises:
         BadImage: as `open_image`.
     """
+    if not isinstance(source, bytes):  # reads the first blocks of the file alone
+        with contextlib.suppress(Exception), open_regular(source) as file:  # the reason of an error is found below
+            format = str(sniff(file.read(HEAD_BYTES)))
+            with Image.open(file, formats=(format,)) as image:
+                _check(image, max_pixels)
+                if not bit_depth.is_deep(image):
+                    return _header_of(image, format)
     with _opened(source, max_pixels, only_header=True) as (image, data, _):
         if not bit_depth.is_deep(image):
-            return ImageInfo(_upright_size(image, image.size), str(sniff(data[:HEAD_BYTES])), ())
+            return _header_of(image, str(sniff(data[:HEAD_BYTES])))
     return image_info(source, max_pixels=max_pixels)
+
+
+def _header_of(image: Image.Image, format: str) -> ImageInfo:
+    return ImageInfo(_upright_size(image, image.size), format, (), bit_depth.values_of(image, None))
 
 
 def image_values(source: str | Path | bytes, *, max_pixels: int = MAX_PIXELS) -> Values | None:
@@ -243,7 +254,9 @@ def image_values(source: str | Path | bytes, *, max_pixels: int = MAX_PIXELS) ->
     Raises:
         BadImage: as `open_image`.
     """
-    return image_header(source, max_pixels=max_pixels).values
+    with _opened(source, max_pixels, only_header=True) as (image, *_):
+        deep = bit_depth.is_deep(image)
+    return image_info(source, max_pixels=max_pixels).values if deep else None
 
 
 def image_to_show(path: Path, max_pixels: int = MAX_PIXELS) -> Image.Image:

@@ -57,6 +57,7 @@ NAVIGATION = {
         "serve",
         "explain",
         "cluster",
+        "imagenet",
     ),
     "Networks": ("ceit", "cvt", "levit", "models", "arguments"),
     "Reference": ("_generated/commands", "settings", "_generated/api", "platforms", "security"),

@@ -160,7 +160,7 @@ def _retried(url: str, work: Callable[[Any, str], Result], waits: Sequence[float
         system, path = url_to_fs(url)
     except (ImportError, ValueError) as error:
         raise UsageError(
-            f"{printable(url)} must be a URL that fsspec reads; {reason_of(error)}. Its libraries:"
+            f"{printable(url)} must be a URL that fsspec reads; {reason_of(error)}. For https: run"
             f" {install_command('remote')}."
         ) from error
     for wait in (*waits, None):

@@ -7,12 +7,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from tests.train import tiny
 from weft.errors import UsageError
+from weft.machine.runtime import Runtime
 from weft.recipes import Recipe, load_recipe
 from weft.recipes.load import default_recipe, overrides_of
-from weft.train import decisions, train
+from weft.train import decisions, timing, train
 from weft.train.decisions import Case, fill_in, whole_batches
 from weft.train.plan import Plan, make_plan
 from weft.train.request import Request
@@ -200,3 +202,30 @@ def test_any_folder_name_survives(data: str) -> None:
     recipe = load_recipe(overrides=overrides)
     assert recipe.data.source == data
     assert (recipe.epochs, recipe.data.limit, recipe.optim.lr, recipe.seed) == (3, 4, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("device", "request_", "expected"),
+    [
+        ("cuda", Request("photos"), "auto"),
+        ("cuda", Request("photos", "finetune"), "auto"),
+        ("cuda", Request("photos", given={"precision": "fp32"}), "fp32"),
+        ("cuda", Request("photos", settings={"precision": "fp32"}), "fp32"),
+        ("cuda", Request("photos", "ceit_pretrain"), "fp32"),  # a recipe that names one keeps it
+        ("cpu", Request("photos"), "fp32"),
+        ("mps", Request("photos"), "fp32"),
+    ],
+)
+def test_on_a_gpu_a_precision_that_nobody_names_is_measured(device: str, request_: Request, expected: str) -> None:
+    case = Case(request_, runtime=Runtime(torch.device(device), "fp32"))
+    assert decisions.gpu_precision(Recipe(), case)[0].precision == expected
+
+
+def test_a_gpu_is_timed_in_both_precisions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
+    runtime, recipe = Runtime(torch.device("cuda"), "fp32"), Recipe(model="levit_nano_32", precision="auto")
+    for times, expected in (({"fp32": 3.0, "bf16": 1.0}, "bf16"), ({"fp32": 1.0, "bf16": 2.0}, "fp32")):
+        monkeypatch.setattr(timing, "time_step", lambda *args, times=times: times[args[3].precision])
+        changed, note = decisions.measured_precision(recipe, Case(num_classes=3, runtime=runtime))
+        assert changed.precision == expected
+        assert note.startswith(f"Precision: {expected}, chosen for this machine: a step takes ")

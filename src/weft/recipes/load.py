@@ -77,6 +77,17 @@ def load_recipe(
     return adapter(Recipe).validate_python(settings)
 
 
+def named_in(recipe: str | Path) -> set[str]:
+    """Return the dotted keys of the settings that a recipe names, with those of the one that it is based on."""
+    settings: dict[str, Any] = {}
+    _lay_over(settings, Document.parse(recipe_text(recipe), str(recipe)).values)
+    return {
+        f"{key}.{name}" if key in GROUPS else key
+        for key, value in settings.items()
+        for name in (value if key in GROUPS and isinstance(value, dict) else ("",))
+    }
+
+
 def dump(recipe: Recipe) -> str:
     """Return the complete recipe as YAML; `load_recipe` reads an equal recipe from it (except the environment)."""
     return yaml.dump(dataclasses.asdict(recipe), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)

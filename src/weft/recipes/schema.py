@@ -325,7 +325,8 @@ class Recipe:
 
     precision: Precision = option("fp32")
     """Number format of matrix multiplications and convolutions; weights stay in fp32. auto: bf16 if a training step of
-    the network is faster with it here, by a measurement of seconds; the run records the format."""
+    the network is faster with it here, by a measurement of seconds; the run records the format. On a GPU, auto is the
+    default of recipes that name none."""
 
     compile: bool = False
     """Compile the network with torch.compile: minutes at the start, faster steps."""

@@ -16,7 +16,7 @@ from weft.checkpoints.config import CONFIG, read_config
 from weft.checkpoints.hub import is_cached, public_weights
 from weft.checkpoints.hub_client import is_reachable
 from weft.checkpoints.resolve import PREFIX, model_dir
-from weft.machine.runtime import Runtime
+from weft.machine.runtime import Runtime, fastest_precision
 from weft.models import families
 from weft.recipes import Recipe, load_recipe
 from weft.recipes.rules import check_rules
@@ -196,8 +196,17 @@ def measured_precision(recipe: Recipe, case: Case) -> Decision:
     """Find a precision of `auto` by timing training steps."""
     if recipe.precision != "auto" or case.runtime is None:
         return recipe, ""
-    runtime, note = find_precision(recipe, case.num_classes, case.runtime)
+    fastest = dataclasses.replace(case.runtime, precision=fastest_precision(case.runtime.device.type))
+    runtime, note = find_precision(recipe, case.num_classes, fastest)
     return dataclasses.replace(recipe, precision=runtime.precision), note
+
+
+def gpu_precision(recipe: Recipe, case: Case) -> Decision:
+    """On a GPU, leave a precision that neither the user nor the recipe names to the measurement."""
+    on_gpu = case.runtime is not None and case.runtime.device.type == "cuda"
+    if not on_gpu or case.request.names("precision"):
+        return recipe, ""
+    return dataclasses.replace(recipe, precision="auto"), ""
 
 
 def whole_batches(recipe: Recipe, case: Case) -> Decision:
@@ -236,7 +245,7 @@ BEFORE_IMAGES = (available_weights,)
 """Rules before the dataset is opened."""
 DEFAULTS = (default_model, default_epochs, largest_batch)
 """Rules that complete a recipe, by the images."""
-BY_IMAGES = (start_weights, start_network, *DEFAULTS)
+BY_IMAGES = (start_weights, start_network, gpu_precision, *DEFAULTS)
 """Rules after the dataset is opened."""
 BY_TIMING = (measured_batch_size, measured_precision)
 """Rules that time training steps, once the directory of the run is reserved."""

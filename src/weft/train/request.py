@@ -15,7 +15,7 @@ from weft.data.open import check_exists
 from weft.errors import CheckpointError, UsageError
 from weft.inference.arguments import check_unknown_images
 from weft.recipes import Recipe, load_recipe
-from weft.recipes.load import default_recipe, overrides_of, recipe_names
+from weft.recipes.load import default_recipe, named_in, overrides_of, recipe_names
 from weft.recipes.rules import check_rules
 
 
@@ -49,6 +49,10 @@ class Request:
     def says(self, key: str) -> bool:
         """Return whether a setting was named, other than in a recipe."""
         return any(known == key for known, _ in self.overrides)
+
+    def names(self, key: str) -> bool:
+        """Return whether a setting was named, by the user or by the recipe that the settings are applied to."""
+        return self.says(key) or (self.base is not None and key in named_in(self.base))
 
     @property
     def base(self) -> str | Path | None:

@@ -126,7 +126,7 @@ def find_batch_size(recipe: Recipe, num_classes: int, num_images: int, runtime: 
 
 
 def find_precision(recipe: Recipe, num_classes: int, runtime: Runtime) -> tuple[Runtime, str]:
-    """Choose between fp32 and bf16 on a CPU that multiplies matrices faster in bf16, by the time of a training step.
+    """Choose between fp32 and bf16 on a machine with instructions for bf16, by the time of a training step.
 
     A network may have operations that are slow in bf16: the gradient of strided depthwise convolutions, for example,
     takes ten times as long as in fp32.
@@ -140,7 +140,7 @@ def find_precision(recipe: Recipe, num_classes: int, runtime: Runtime) -> tuple[
         The runtime with the chosen precision, and a sentence that gives the reason.
     """
     text = "chosen for this machine"
-    if runtime.precision == "fp32" or runtime.device.type != "cpu" or recipe.epochs == 0:
+    if runtime.precision == "fp32" or recipe.epochs == 0:
         return runtime, f"Precision: {runtime.precision}, {text}."
     assert isinstance(recipe.batch_size, int)
     size = min(max(recipe.batch_size // (runtime.world * recipe.accumulate), 1), LARGEST)

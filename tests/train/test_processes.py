@@ -42,6 +42,14 @@ def test_two_processes_compute_what_one_does(model: str, noise: Path, tmp_path: 
 
 
 @pytest.mark.slow
+def test_two_processes_with_four_workers_each_give_the_bits_of_two_with_none(noise: Path, tmp_path: Path) -> None:
+    for workers in (0, 4):
+        for done in tiny.finish_two(tiny.command(noise, tmp_path / str(workers), workers=workers)):
+            assert done.returncode == 0, done.stderr
+    tiny.assert_same_run(tmp_path / "0", tmp_path / "4")
+
+
+@pytest.mark.slow
 def test_two_processes_agree_on_the_number_of_a_run(noise, tmp_path, monkeypatch):
     """Without --out; the second process writes nothing to a directory of its own."""
     monkeypatch.chdir(tmp_path)

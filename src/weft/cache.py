@@ -39,6 +39,7 @@ class CacheTable:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with contextlib.closing(sqlite3.connect(self._path, timeout=LOCKED_SECONDS)) as table, table:
+                table.text_factory = lambda data: data.decode(errors="replace")  # that of damaged rows, too
                 table.execute(f"CREATE TABLE IF NOT EXISTS rows ({self.columns})")
                 work(table)
                 oldest = "SELECT rowid FROM rows ORDER BY rowid LIMIT 100"
@@ -47,7 +48,10 @@ class CacheTable:
                         break
         except (OSError, sqlite3.OperationalError, sqlite3.DataError):
             self._path = None  # a full or read-only disk, a lock that is not released, or a row that is too large
-        except sqlite3.DatabaseError:  # damaged; the journal goes first, since SQLite would apply it to the next file
+        except (
+            sqlite3.DatabaseError,
+            ValueError,
+        ):  # damaged; the journal goes first, since SQLite would apply it to the next file
             with contextlib.suppress(OSError):
                 self._path.with_name(f"{self._path.name}-journal").unlink(missing_ok=True)
                 self._path.unlink(missing_ok=True)

@@ -21,6 +21,7 @@ from weft.data import ImageDataset, Sample, eval_transform, loader, make_loader,
 from weft.data.order import Share
 from weft.data.seeding import epoch_order, seeded_rng
 from weft.errors import DataError, UsageError
+from weft.inference.inputs import SourcePart
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than cores, on purpose
 
@@ -277,6 +278,8 @@ def test_the_next_image_of_the_class_replaces_a_damaged_one(tmp_path, workers):
     assert changed == places
     loader.start_at(0, step=1)
     assert torch.equal(next(iter(loader))[0], after[0][1])
+    part = SourcePart(train, splits.val, places=[places[1]])  # the next image of the class is not in the part
+    assert ImageDataset(part, VARIED)[0][0].shape == images[0].shape
     for key in of_a:
         (tmp_path / key).unlink(missing_ok=True)
     with pytest.raises(DataError, match=rf"{of_a[0]} cannot be used: the file does not exist"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sqlite3
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -19,6 +21,7 @@ from tests.data.zoo import class_folders
 from weft.cli import main
 from weft.data import decode, index, inspect, open_data
 from weft.data import folder as folders
+from weft.data.bit_depth import Values
 from weft.data.fingerprint import difference, fingerprint
 from weft.data.source import Splits
 from weft.errors import DataError
@@ -75,6 +78,12 @@ def add_others(photos: Path) -> None:
     (photos / "b" / "unnamed").write_bytes(jpeg(77))
     (photos / "b" / "other.png").write_bytes(jpeg(78))
     Image.new("I;16", (16, 16), 3000).save(photos / "b" / "deep.png")
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    turned = Image.fromarray(photo(20, 30))
+    turned.save(photos / "b" / "turned.jpg", exif=exif)
+    turned.save(photos / "b" / "prepared.jpg", comment=b"weft value_range 0 4095")
+    (photos / "b" / "cut.jpg").write_bytes((photos / "b" / "prepared.jpg").read_bytes()[:-60])
     (photos / "b" / "sub").mkdir()
     (photos / "b" / "sub" / "x.jpg").write_bytes(jpeg(79))
 
@@ -86,7 +95,7 @@ def test_unchanged_files_are_not_read_again_and_give_the_same_dataset(photos, re
     assert read(photos, **options) == []
     assert facts(open_data(photos, **options)) == first
     shutil.rmtree(cache_dir())
-    assert len(read(photos, **options)) == 6 + 9  # names of both classes, and others
+    assert len(read(photos, **options)) == 6 + 12  # names of both classes, and others
     assert facts(open_data(photos, **options)) == first
 
 
@@ -171,7 +180,7 @@ def test_levels_find_what_they_read(photos, read):
     assert reasons["none"] == {}
     by_header = {"a/empty.jpg": "zero-byte", "a/text.jpg": "not-an-image", "a/thin.png": "too-thin"}
     assert reasons["header"] == by_header
-    assert reasons["decode"] == by_header | {"a/cut.png": "truncated"}
+    assert reasons["decode"] == by_header | {"a/cut.png": "truncated", "b/cut.jpg": "truncated"}
     known = {check: facts(open_data(photos, check=check, max_bad=0.9)) for check in reasons}
     for check, expected in known.items():  # whatever is known beyond
         shutil.rmtree(cache_dir())
@@ -229,6 +238,17 @@ def test_a_damaged_index_is_replaced(photos, read, damage):
     assert read(photos) == []
 
 
+@pytest.mark.parametrize("value", [None, 7, "x", b"\xff\xfe", b""])
+@pytest.mark.parametrize("column", ["names", "records", "special", "crc"])
+def test_a_row_with_other_values_is_replaced(photos, read, column, value):
+    first = facts(open_data(photos))
+    with contextlib.closing(sqlite3.connect(cache_dir() / index.FILE)) as table, table:
+        new = "CAST(? AS TEXT)" if value == b"\xff\xfe" else "?"
+        table.execute(f"UPDATE rows SET {column} = {new}", (value,))
+    assert facts(open_data(photos)) == first
+    assert read(photos) == []
+
+
 @pytest.mark.parametrize("obstacle", ["a lock", "a file"])
 def test_an_index_that_cannot_be_used_costs_only_time(photos, tmp_path, monkeypatch, obstacle):
     first = facts(open_data(photos))
@@ -283,3 +303,17 @@ def test_processes_that_start_together_read_each_file_once(photos):
     checked = [process.communicate()[0].split() for process in processes]
     assert [process.returncode for process in processes] == [0] * 3
     assert sum(map(len, checked)) == 2 * 12
+
+
+def test_images_of_16_bits_have_their_values():
+    number = 3_000
+    stamps = np.ones((number, 3), np.int64)
+
+    def opened() -> index.FileIndex:
+        return index.FileIndex([f"{i}.png" for i in range(number)], {"": number}, "x", stamps, began=1 << 62)
+
+    one = opened()
+    for place in range(number):
+        one._record(place, index.Found(index.DECODED, info=decode.ImageInfo((2, 2), "PNG", (), Values(0, 1, 2))))
+    one._save()
+    assert len(opened().values) == number

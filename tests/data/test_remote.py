@@ -30,6 +30,7 @@ class Server(http.server.ThreadingHTTPServer):
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.refusals, self.cuts, self.asked = folder, 0, 0, Counter[str]()
+        self.tag: str | None = "ETag"
         super().__init__(("127.0.0.1", 0), Handler)
 
     @property
@@ -58,7 +59,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         data = path.read_bytes()
         self.send_response(200)
         self.send_header("Content-Length", str(len(data)))
-        self.send_header("ETag", str(path.stat().st_mtime_ns))
+        if self.server.tag is not None:
+            self.send_header(self.server.tag, str(path.stat().st_mtime_ns))
         self.end_headers()
         if self.command == "GET":
             self.server.asked[path.name] += 1
@@ -176,10 +178,31 @@ def test_a_shard_that_changed_is_listed_again_and_refused_in_a_run(server, folde
     assert [key for key in keys if key.startswith("5.tar")] == ["5.tar/a/new.jpg"]
 
 
+@pytest.mark.parametrize("tag", ["ETag", "Last-Modified", None])
+def test_a_changed_shard_of_the_same_size_is_seen_by_the_next_start(server, folder, tag):
+    server.tag = tag
+    opened(server)
+    size = (folder / "5.tar").stat().st_size
+    tar(folder / "5.tar", [("a/new.jpg", jpeg(999))])
+    assert (folder / "5.tar").stat().st_size == size
+    splits = opened(server)
+    keys = [*splits.train.keys, *splits.val.keys]
+    assert [key for key in keys if key.startswith("5.tar")] == ["5.tar/a/new.jpg"]
+
+
+def test_a_server_that_is_away_is_no_damaged_image(server):
+    train = opened(server, takes_next=True).train
+    for path in fetched():
+        path.unlink()
+    server.refusals = 1_000
+    with pytest.raises(DataError, match="must be reachable"):
+        epoch_of(train)
+
+
 def test_what_a_killed_process_left_is_removed(server):
     cache = cache_dir() / remote.FOLDER
     cache.mkdir(parents=True)
-    (cache / "0123.999999999.part").write_bytes(b"half")
+    (cache / "0123.99-abcd.part").write_bytes(b"half")
     opened(server)
     assert not list(cache.glob("*.part"))
 

@@ -18,7 +18,7 @@ from tests.data.pictures import jpeg, tar
 from tests.helpers import unpack
 from weft.cli.app import main
 from weft.data import inspect, open_data
-from weft.data.inventory import Inventory
+from weft.data.inventory import Inventory, digest_of
 from weft.data.shards import open_shards, shard_paths
 from weft.errors import DataError, UsageError
 
@@ -83,6 +83,24 @@ def test_shards_of_one_name_in_two_folders_keep_all_images(tmp_path):
 )
 def test_braces_mean_several_shards(text, paths):
     assert shard_paths(text) == paths
+
+
+def test_files_are_checked_under_their_own_names_next_to_a_test_split(tmp_path):
+    for number, name in enumerate(("test", "train", "val")):
+        tar(tmp_path / f"{name}-0.tar", images(1_000 * number))
+    broken = images(1_000)[3][0]
+    tar(tmp_path / "train-0.tar", [(name, data[:200] if name == broken else data) for name, data in images(1_000)])
+    for _ in range(2):
+        splits = open_data(tmp_path)
+        assert [(bad.key, bad.reason) for bad in splits.bad] == [(f"train-0.tar/{broken}", "truncated")]
+        for side in (splits.train, splits.val):
+            assert list(side.digests) == [digest_of(side.read(i).data) for i in range(len(side))]
+
+
+def test_a_shard_is_named_once(tmp_path):
+    tar(tmp_path / "a.tar", images())
+    with pytest.raises(UsageError, match=r"Every shard must be named once; got 'a\.tar' twice"):
+        open_data(f"{tmp_path}/{{a,./a}}.tar")
 
 
 def test_a_file_that_a_later_one_replaces_is_counted(tmp_path):

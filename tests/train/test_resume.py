@@ -33,6 +33,7 @@ from weft.checkpoints import save_model_dir
 from weft.checkpoints.config import CONFIG, WEIGHTS
 from weft.checkpoints.hub import create_model
 from weft.cli import main
+from weft.data import open_data
 from weft.errors import CheckpointError, DataError, DivergedError, StoppedError, StorageError, UsageError
 from weft.machine.runtime import Runtime
 from weft.recipes import Recipe, load_recipe
@@ -691,3 +692,9 @@ def test_of_several_runs_in_one_directory_one_goes_on(command, noise, undisturbe
         if process.returncode:
             assert re.search(r"is in use by process (\d+|unknown)\.|must be new or empty", text), text
     tiny.assert_same_run(undisturbed, out)
+
+
+def test_shards_on_a_server_have_an_order_of_their_own(noise: Path, undisturbed: Path) -> None:
+    splits = open_data(noise)
+    with pytest.raises(DataError, match=r"were on a server, and there is on a disk\. Pass an address of that kind"):
+        resume.check_data(undisturbed, splits, "there", by_files=True)

@@ -19,8 +19,7 @@ from weft.data.crops import Crop, Crops, Transform, batch_of, normalized
 from weft.data.decode import BadImage, open_picture
 from weft.data.order import Key
 from weft.data.seeding import kept_rng, seed_rng
-from weft.data.source import Source, lost_error, pixel_limit
-from weft.errors import DataError
+from weft.data.source import LostDataError, Source, lost_error, pixel_limit
 
 _NOTHING = -1  # a worker that reads no image
 
@@ -97,22 +96,25 @@ class ImageDataset(Dataset):
 
     def _opened(self, index: int) -> tuple[Picture, list[int]]:
         """Return an image, or the next usable one of its class if the source takes that; also the damaged ones."""
-        errors = dict[int, DataError]()
-        for place in self._of_its_class(index) if getattr(self.source, "takes_next", False) else (index,):
+        origin = getattr(self.source, "origin", None)  # of a part of a source
+        source, index = (self.source, index) if origin is None else origin(index)
+        errors = dict[int, LostDataError]()
+        for place in _of_its_class(source, index) if getattr(source, "takes_next", False) else (index,):
             try:
-                return self._decoded(place), list(errors)
-            except DataError as error:
+                return self._decoded(source, place), list(errors)
+            except LostDataError as error:
                 errors[place] = error
         raise errors[index]
 
-    def _of_its_class(self, index: int) -> Iterator[int]:
-        """Yield an image and all others of its class, in the order of the source, from the first after the last."""
-        labels = self.source.labels
-        yield from (place for place in (*range(index, len(labels)), *range(index)) if labels[place] == labels[index])
-
-    def _decoded(self, index: int) -> Picture:
-        sample, limit = self.source.read(index), pixel_limit(self.source)
+    def _decoded(self, source: Source, index: int) -> Picture:
+        sample, limit = source.read(index), pixel_limit(source)
         try:
             return open_picture(sample.data, max_pixels=limit, at_least=self.at_least, value_range=self.value_range)
         except BadImage as err:
-            raise lost_error(sample.key, err) from err
+            raise lost_error(source, sample.key, err) from err
+
+
+def _of_its_class(source: Source, index: int) -> Iterator[int]:
+    """Yield an image and all others of its class, in the order of the source, from the first after the last."""
+    labels = source.labels
+    yield from (place for place in (*range(index, len(labels)), *range(index)) if labels[place] == labels[index])

@@ -16,6 +16,7 @@ import ctypes
 import errno
 import functools
 import importlib
+import importlib.metadata
 import io
 import os
 import re
@@ -294,6 +295,14 @@ def _has_heif() -> bool:
         return False
     pillow_heif.register_heif_opener()
     return True
+
+
+def heif_version() -> str:
+    """Return the version of the decoder of HEIF images; empty if it is not installed."""
+    try:
+        return importlib.metadata.version("pillow-heif")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def open_regular(path: str | Path) -> io.BufferedReader:

@@ -89,9 +89,7 @@ def open_folder(
         inventory.ignored.update(map(extension, itertools.compress(index.keys[span], ~is_image[span])))
     inventory.index, inventory.places = index, np.flatnonzero(is_image & ~is_bad)
     if not all(map(operator.le, inventory.keys, itertools.islice(inventory.keys, 1, None))):  # folders in folders
-        order = sorted(range(len(inventory.keys)), key=inventory.keys.__getitem__)
-        inventory.keep(order)
-        inventory.places = inventory.places[order]
+        inventory.keep(sorted(range(len(inventory.keys)), key=inventory.keys.__getitem__))
     inventory.bad.sort()
     inventory.nested = nested_folders(with_images)
     return inventory

@@ -27,7 +27,7 @@ import PIL
 from weft.cache import CacheTable
 from weft.data.bit_depth import Values
 from weft.data.colour import NOTES
-from weft.data.decode import BadImage, ImageInfo
+from weft.data.decode import BadImage, ImageInfo, heif_version
 from weft.data.formats import MAX_PIXELS
 from weft.files import cache_file
 from weft.machine.processor import available_cores
@@ -49,13 +49,14 @@ UNKNOWN, OTHER, IMAGE, HEADER, DECODED = range(5)
 RECORD = np.dtype(
     [
         *(("size", "<i8"), ("mtime", "<i8"), ("ctime", "<i8")),  # bytes, ns, ns
-        *(("level", "u1"), ("notes", "<u2"), ("height", "<i4"), ("width", "<i4")),  # notes: a bit for each of `NOTES`
+        *(("level", "u1"), ("height", "<i4"), ("width", "<i4")),
+        *(("notes", "<u2"), ("header_notes", "<u2")),  # a bit for each of `NOTES`; those that the header shows
         ("digest", "V12"),  # of the content, if it was decoded
     ]
 )
 STAMP = ["size", "mtime", "ctime"]
 NOTES_IN_ORDER = tuple(NOTES)
-CONTEXT = f"{__version__} {PIL.__version__} {' '.join(NOTES)}"  # of another, nothing is known
+CONTEXT = f"{__version__} {PIL.__version__} {heif_version()} {' '.join(NOTES)}"  # of another, nothing is known
 PASSING = {"missing", "not-a-file", "unreadable", "no-decoder", "out-of-memory", "too-many-pixels"}
 """Reasons of `BadImage` that the bytes of the file do not decide alone."""
 
@@ -65,10 +66,11 @@ Progress = Callable[[int, int], None]
 
 
 class Found(NamedTuple):
-    """Result of a check: its level, properties of the image, the problem that this level found, hash and size of the
-    content."""
+    """Result of a check: its level, properties of the image by its header and by its pixels, the problem that this
+    level found, hash and size of the content."""
 
     level: int
+    header: ImageInfo | None = None
     info: ImageInfo | None = None
     problem: BadImage | None = None
     digest: bytes = b""
@@ -83,6 +85,7 @@ class FileIndex:
         counts: number of files by folder, which ends with a slash if it has a name.
         place: name in the cache of what the folders are in.
         stamps: `STAMP` of each file, int64 (n 3); None for images that are no files, about which nothing is kept.
+        began: time before the stamps were read, in ns.
         fresh: ignore what is known, and find it again.
 
     Attributes:
@@ -99,9 +102,10 @@ class FileIndex:
         place: str = "",
         stamps: np.ndarray | None = None,
         *,
+        began: int = 0,
         fresh: bool = False,
     ) -> None:
-        self._began, self._is_fresh, self._place = time.time_ns(), fresh, place
+        self._began, self._is_fresh, self._place = began, fresh, place
         self.keys, self.records = keys, np.zeros(len(keys), RECORD)
         self.problems: dict[int, BadImage] = {}
         self.values: dict[int, Values] = {}
@@ -134,9 +138,7 @@ class FileIndex:
             keys += [folder + file for file in files] if folder else files
             counts[folder] = len(files)
         place = f"{name}\n{os.path.realpath(root)}/"
-        index = cls(keys, counts, place, np.frombuffer(stamps, np.int64).reshape(-1, 3), fresh=fresh)
-        index._began = began
-        return index
+        return cls(keys, counts, place, np.frombuffer(stamps, np.int64).reshape(-1, 3), began=began, fresh=fresh)
 
     @classmethod
     def of_list(cls, root: str, keys: Sequence[str], name: str, *, fresh: bool) -> tuple[FileIndex, np.ndarray]:
@@ -208,11 +210,12 @@ class FileIndex:
             record["size"], record["digest"] = found.size, np.void(found.digest or bytes(12))
         if found.problem is not None:
             self.problems[place] = found.problem
-        if found.info is not None:
-            record["height"], record["width"] = found.info.size
-            record["notes"] = sum(1 << NOTES_IN_ORDER.index(note) for note in set(found.info.notes))
-            if found.info.values is not None:
-                self.values[place] = found.info.values
+        for column, info in (("header_notes", found.header), ("notes", found.info)):
+            if info is not None:
+                record["height"], record["width"] = info.size
+                record[column] = sum(1 << NOTES_IN_ORDER.index(note) for note in set(info.notes))
+                if info.values is not None:
+                    self.values[place] = info.values
 
     @contextlib.contextmanager
     def _first(self) -> Iterator[bool]:
@@ -255,12 +258,12 @@ class FileIndex:
             places = np.array([place_of.get(name, -1) for name in mine.split(b"\0")])
         is_same = (places >= 0) & np.all([old[column][places] == records[column] for column in STAMP], axis=0)
         records[is_same] = old[places[is_same]]
-        for place, what in special.items():
-            for i in np.flatnonzero(is_same & (places == int(place))).tolist():
-                if isinstance(what[0], str):
-                    self.problems[span.start + i] = BadImage("", *what)
-                else:
-                    self.values[span.start + i] = Values(*what)
+        now_at = np.full(len(old), -1)
+        now_at[places[is_same]] = np.flatnonzero(is_same)
+        for place, (problem, values) in special.items():
+            if (i := int(now_at[int(place)])) >= 0:
+                self.problems |= {} if problem is None else {span.start + i: BadImage("", *problem)}
+                self.values |= {} if values is None else {span.start + i: Values(*values)}
 
     def _save(self) -> None:
         """Write what was found since the last time."""
@@ -269,13 +272,14 @@ class FileIndex:
         levels = self.records["level"].copy()
         levels[self.records["ctime"] >= self._began - SETTLED_NS] = UNKNOWN
         special = defaultdict[str, dict[int, Any]](dict)
-        problems = {place: (error.reason, error.detail) for place, error in self.problems.items()}
-        for place, what in itertools.chain(self.values.items(), problems.items()):
-            if what[0] in PASSING:
+        for place in self.problems.keys() | self.values.keys():
+            problem, values = self.problems.get(place), self.values.get(place)
+            if problem is not None and problem.reason in PASSING:
                 levels[place] = UNKNOWN
             if levels[place] != UNKNOWN:
                 folder = self._folders[bisect.bisect_right(self._ends, place)]
-                special[folder][place - self.spans[folder].start] = what
+                told = None if problem is None else (problem.reason, problem.detail)
+                special[folder][place - self.spans[folder].start] = told, values
         rows = []
         for number in np.unique(np.searchsorted(self._ends, np.flatnonzero(self._is_new), "right")).tolist():
             folder = self._folders[number]

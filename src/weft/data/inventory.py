@@ -95,6 +95,7 @@ class Inventory:
         """Keep some images, in this order."""
         for column in (self.keys, self.class_names, self.splits, self.groups):
             column[:] = [column[i] for i in images if column]
+        self.places = self.places[np.array(images, np.int64)] if len(self.places) else self.places
 
     @property
     def is_given(self) -> bool:
@@ -227,8 +228,9 @@ def check_images(
     inventory.level, inventory.usable = level, np.concatenate([inventory.usable, numbers[~is_bad]])
     if level < HEADER:
         return
+    column = "notes" if level == DECODED else "header_notes"
     for place, note in enumerate(NOTES):
-        inventory.notes[note] += int((index.records["notes"][usable] >> place & 1).sum())
+        inventory.notes[note] += int((index.records[column][usable] >> place & 1).sum())
     inventory.notes = +inventory.notes
     sizes = np.stack([index.records[side][usable] for side in ("height", "width")], axis=1)
     inventory.sizes = np.concatenate([inventory.sizes, sizes])
@@ -241,21 +243,21 @@ def _found(read: Reader, level: int, max_pixels: int, key: str) -> Found:
     header, data = getattr(read, "header", None), b""  # of readers that need not read the whole file for it
     try:
         if level == HEADER and header is not None:
-            info = header(key, max_pixels)
+            by_header = header(key, max_pixels)
         else:
             data = read(key)
-            info = image_header(data, max_pixels=max_pixels)
+            by_header = image_header(data, max_pixels=max_pixels)
     except (BadImage, OSError) as err:
         return Found(HEADER, problem=as_bad(err))
-    problem, hashed, size = None, b"", len(data) or None
+    info, problem, hashed, size = None, None, b"", len(data) or None
     if level == DECODED:
         try:
             info, hashed = image_info(data, max_pixels=max_pixels), content_hash(data)
         except BadImage as err:
             problem = as_bad(err)
-    if EXTENSIONS.get(extension(key), info.format) != info.format:
-        info = info._replace(notes=(*info.notes, "extension"))
-    return Found(level, info, problem, hashed, size)
+    if EXTENSIONS.get(extension(key), by_header.format) != by_header.format:
+        by_header, info = (one and one._replace(notes=(*one.notes, "extension")) for one in (by_header, info))
+    return Found(level, by_header, info, problem, hashed, size)
 
 
 def content_hash(data: bytes) -> bytes:

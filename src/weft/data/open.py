@@ -299,7 +299,7 @@ def _split(
         )
     number = {name: i for i, name in enumerate(names)}
 
-    def source(side: Side, **options: bool) -> KeyedSource:
+    def source(side: Side, **options: bool | None) -> KeyedSource:
         keys, class_names = inventory.labelled(side)
         labels, digests = [number[name] for name in class_names], inventory.digests(side)
         blocks = inventory.read.blocks(keys) if isinstance(inventory.read, ShardReader) else None

@@ -16,6 +16,7 @@ from weft.data.decode import BadImage, as_bad, image_values, open_image
 from weft.data.folder import check_outside
 from weft.data.open import open_data
 from weft.data.source import BadFile, KeyedSource, bad_file
+from weft.data.split import rank
 from weft.errors import DataError, UsageError, WeftError, is_installed
 from weft.files import check_output, new_directory
 from weft.machine.processor import available_cores
@@ -86,22 +87,23 @@ def prepare_data(
         workers = _processes() if total > FEW else 0
     with new_directory(out, shards, force=force) as folder, Work("packing", total) as work:
         for side, source in sides.items():
-            place = -1
+            place, images = -1, _Resized(source, size, splits.value_range)
             try:
-                for place, result in enumerate(
-                    _pack(folder, side, _Resized(source, size, splits.value_range), workers)
-                ):
+                for place, result in enumerate(_pack(folder, side, images, workers)):
                     if isinstance(result, BadImage):
-                        damaged.append(bad_file(source.keys[place], result, side))
+                        damaged.append(bad_file(source.keys[images.order[place]], result, side))
                         _check_number([*splits.bad, *damaged], total + len(splits.bad))
                     else:
                         before += result
                     work.advance(1)
+            except DataError as error:  # torch has put the message of a process at the end of its own
+                raise DataError(str(error).rstrip().rsplit("DataError: ", 1)[-1]) from None
             except RuntimeError as error:
                 error.__traceback__ = None  # its frames hold the processes, which then take seconds to end
+                key = printable(source.keys[images.order[place + 1]])
                 raise WeftError(
-                    f"The processes must run until the end; one did not, at {printable(source.keys[place + 1])} or an"
-                    f" image soon after it ({reason_of(error)}). Lower --workers if the memory does not suffice."
+                    f"The processes must run until the end; one did not, at {key} or an image soon after it"
+                    f" ({reason_of(error)}). Lower --workers if the memory does not suffice."
                 ) from None
             _check_classes(side, source, damaged)
     after = [file.stat().st_size for file in out.iterdir()]
@@ -112,18 +114,24 @@ def prepare_data(
 
 
 class _Resized:
-    """Images of one split as smaller JPEG files, in the order of their source."""
+    """Images of one split as smaller JPEG files, in random order: each shard then has images of all classes, and
+    training from a server shuffles those of some shards at a time.
+
+    Attributes:
+        order: numbers of the images.
+    """
 
     def __init__(self, source: KeyedSource, size: int, value_range: ValueRange | None) -> None:
         self.source, self.size, self.value_range = source, size, value_range
+        self.order = sorted(range(len(source)), key=lambda i: rank(source.keys[i], 0))
 
     def __len__(self) -> int:
         return len(self.source)
 
-    def __getitem__(self, i: int) -> tuple[bytes, int] | BadImage:
+    def __getitem__(self, place: int) -> tuple[bytes, int] | BadImage:
         """Return the new file, and the size of the original one in bytes; or why the image cannot be used."""
         try:
-            data = self.source.reader(self.source.keys[i])
+            data = self.source.reader(self.source.keys[self.order[place]])
             return _smaller(data, self.size, self.source.max_pixels, self.value_range), len(data)
         except (BadImage, OSError) as error:
             return as_bad(error)
@@ -150,13 +158,13 @@ def _results(images: _Resized, workers: int) -> Iterator[tuple[bytes, int] | Bad
 
 def _pack(folder: Path, side: str, images: _Resized, workers: int) -> Iterator[int | BadImage]:
     """Write the shards of one split; yield for every image its original size in bytes, or why it is left out."""
-    source, results, i = images.source, _results(images, workers), 0
+    source, results, place = images.source, _results(images, workers), 0
     for number in itertools.count():
-        if i == len(source):
+        if place == len(source):
             return
         with tarfile.open(folder / f"{side}-{number:06}.tar", "w", format=tarfile.PAX_FORMAT) as archive:
-            while i < len(source) and archive.offset <= SHARD_BYTES:
-                result = next(results)
+            while place < len(source) and archive.offset <= SHARD_BYTES:
+                result, i = next(results), images.order[place]
                 if isinstance(result, BadImage):  # its number stays unused
                     yield result
                 else:
@@ -166,7 +174,7 @@ def _pack(folder: Path, side: str, images: _Resized, workers: int) -> Iterator[i
                         member.size = len(data)
                         archive.addfile(member, io.BytesIO(data))
                     yield num_bytes
-                i += 1
+                place += 1
 
 
 def _check_number(bad: list[BadFile], total: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import secrets
 import threading
 import time
 from collections import defaultdict
@@ -17,8 +18,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from weft.errors import DataError, UsageError, install_command
-from weft.files import cache_dir
-from weft.machine.system import is_alive, lock_file
+from weft.files import cache_dir, writing
+from weft.machine.system import lock_file
 from weft.progress import say
 from weft.text import printable, reason_of
 
@@ -26,8 +27,11 @@ FOLDER = "remote"  # in the cache directory
 WAITS_S = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 60.0, 60.0, 60.0)  # before another attempt to fetch a file
 FIRST_WAITS_S = (1.0, 2.0)  # when data is opened
 PATIENCE_S = 900.0  # for a batch whose files may have to be fetched
+TAGS = ("ETag", "etag", "Content-MD5", "Digest", "Last-Modified", "LastModified", "mtime", "created")
+OWN = "of one start: "  # tag of a file of which a server tells nothing but the size
 LOOK_S = 0.1  # between two attempts to lock a file that another process fetches
 Result = TypeVar("Result")
+_TOKEN = secrets.token_hex(4)
 _LOCKS = defaultdict[str, threading.Lock](threading.Lock)  # of files: a lock of the system excludes no threads
 
 
@@ -51,11 +55,12 @@ def remote_file(url: str) -> RemoteFile:
         UsageError: a library for the protocol is not installed, or there is none.
         DataError: the file does not exist or cannot be reached.
     """
-    return _retried(url, lambda system, path: _described(url, system.info(path)), FIRST_WAITS_S)
+    file = _retried(url, lambda system, path: _described(url, system.info(path)), FIRST_WAITS_S)
+    return file if file.tag else file._replace(tag=f"{OWN}{secrets.token_hex(16)}")
 
 
 def _described(url: str, info: dict[str, Any]) -> RemoteFile:
-    tag = next((info[key] for key in ("ETag", "etag", "LastModified", "mtime", "created") if info.get(key)), "")
+    tag = next((info[key] for key in TAGS if info.get(key)), "")
     if not isinstance(info.get("size"), int):
         raise DataError(f"The server must say how large a file is; it does not for {printable(url)}. Download it.")
     return RemoteFile(url, info["size"], str(tag))
@@ -91,11 +96,12 @@ class RemoteCache:
         path = cache_dir() / FOLDER / name
         if self._is_there(path):
             return path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(path.with_suffix(".lock")):
+        with writing(path.parent):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        with writing(path), _locked(path.with_suffix(".lock")):
             if not self._is_there(path):
                 self._make_room(path.parent, file.size)
-                part = path.with_suffix(f".{os.getpid()}.part")
+                part = path.with_suffix(f".{_process()}.part")
                 try:
                     _retried(file.url, lambda system, remote: _fetch(file, system, remote, part), WAITS_S)
                     part.replace(path)
@@ -114,8 +120,12 @@ class RemoteCache:
     def _make_room(self, folder: Path, size: int) -> None:
         """Remove what killed processes have left, and files until another one of a size fits."""
         for part in folder.glob("*.part"):
-            if not is_alive(int(part.suffixes[-2][1:])):
-                part.unlink(missing_ok=True)
+            name, process, _ = part.name.split(".")
+            # a lock that this process takes twice, and closes, is open: so not those of its threads
+            if process != _process():
+                with contextlib.suppress(OSError), open(folder / f"{name}.lock", "wb") as lock:
+                    if lock_file(lock.fileno()):
+                        part.unlink(missing_ok=True)
         files = []
         for path in folder.glob("[0-9a-f]*"):
             with contextlib.suppress(OSError):
@@ -131,7 +141,8 @@ class RemoteCache:
 
 def _fetch(file: RemoteFile, system: Any, remote: str, path: Path) -> None:
     """Fetch a file from a file system."""
-    if _described(file.url, system.info(remote)) != file:
+    now = _described(file.url, system.info(remote))
+    if now.size != file.size or (not file.tag.startswith(OWN) and now.tag != file.tag):
         raise DataError(
             f"{printable(file.url)} must be as it was when the data was opened; it has changed since. Restore it, or"
             " start again."
@@ -139,6 +150,11 @@ def _fetch(file: RemoteFile, system: Any, remote: str, path: Path) -> None:
     system.get_file(remote, os.fspath(path))
     if (got := path.stat().st_size) != file.size:
         raise OSError(f"{got:,} of {file.size:,} bytes arrived")
+
+
+def _process() -> str:
+    """Return a name of this process, also among those of other hosts and containers."""
+    return f"{os.getpid()}-{_TOKEN}"
 
 
 @contextlib.contextmanager
@@ -169,17 +185,19 @@ def _retried(url: str, work: Callable[[Any, str], Result], waits: Sequence[float
         except DataError:
             raise
         except Exception as error:  # of many libraries
+            reason = reason_of(error.__cause__ or error) or type(error).__name__
             if wait is None or (isinstance(error, FileNotFoundError) and not _is_of_network(error)):
                 raise DataError(
-                    f"{printable(url)} must be reachable; {reason_of(error) or type(error).__name__}. Check the"
+                    f"{printable(url)} must be reachable; {reason}. Check the"
                     " address and the server; a run can be resumed."
                 ) from error
-            say(f"{printable(url)} cannot be read ({reason_of(error) or type(error).__name__}); again in {wait:g} s.")
+            say(f"{printable(url)} cannot be read ({reason}); again in {wait:g} s.")
             time.sleep(wait)
     raise AssertionError
 
 
 def _is_of_network(error: Exception) -> bool:
-    """Return whether a file was not found because the server was not: fsspec says the same of both."""
+    """Return whether it helps to try again: fsspec says of a server that is not found what it says of a file."""
     cause = error.__cause__
-    return cause is not None and getattr(cause, "status", None) not in (404, 410)
+    is_ours = getattr(error, "filename", None) is not None  # another process has removed the part
+    return is_ours or (cause is not None and getattr(cause, "status", None) not in (404, 410))

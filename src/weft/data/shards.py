@@ -99,7 +99,7 @@ class ShardReader:
 
 def is_shards(data: str) -> bool:
     """Return whether `data` is a .tar file (or pattern), or a folder with .tar files and without folders."""
-    return data.endswith(".tar") or is_folder_of(data, ".tar")
+    return (data.partition("?")[0] if is_remote(data) else data).endswith(".tar") or is_folder_of(data, ".tar")
 
 
 def open_shards(data: str, *, cache_bytes: int = CACHE_BYTES, fresh: bool = False) -> Inventory:
@@ -124,7 +124,10 @@ def open_shards(data: str, *, cache_bytes: int = CACHE_BYTES, fresh: bool = Fals
     is_given = len(set(splits.values())) > 1
     folder = os.path.commonpath([os.path.dirname(_absolute(path)) for path in paths])
     names = {path: os.path.relpath(_absolute(path), folder) for path in paths}
-    cache = RemoteCache(cache_bytes)
+    if len(set(names.values())) < len(names):
+        twice = next(name for name, number in Counter(names.values()).items() if number > 1)
+        raise UsageError(f"Every shard must be named once; got '{printable(twice)}' twice. Leave one out.")
+    cache, began = RemoteCache(cache_bytes), time.time_ns()
     stamped = [remote_file(path) if is_remote(path) else path for path in splits]
     reader = ShardReader(stamped, cache)
     inventory = Inventory(data, reader, {}, unread=[names[path] for path in unread])
@@ -142,7 +145,9 @@ def open_shards(data: str, *, cache_bytes: int = CACHE_BYTES, fresh: bool = Fals
     if not is_given:
         images = _inner_split(images, inventory)
     _add_images(images, inventory)
-    inventory.index = FileIndex(keys, counts, f"{folder}/", np.array(stamps, np.int64).reshape(-1, 3), fresh=fresh)
+    inventory.index = FileIndex(
+        keys, counts, f"{folder}/", np.array(stamps, np.int64).reshape(-1, 3), began=began, fresh=fresh
+    )
     place_of = dict(zip(keys, range(len(keys)), strict=True))
     inventory.places = np.array([place_of[key] for key in inventory.keys], np.int64)
     inventory.classes = {"": sort_class_names(set(inventory.class_names))}
@@ -341,10 +346,10 @@ class _Shard:
         """Return the result of `packed` under a name; None of damaged data."""
         try:
             values = json.loads(zlib.decompress(data))
-        except (zlib.error, ValueError):
+            counters = {key: Counter(values[key]) for key in ("ignored", "skipped")}
+            return cls(**{**values, **counters, "name": name})
+        except (zlib.error, ValueError, TypeError, KeyError):
             return None
-        counters = {key: Counter(values[key]) for key in ("ignored", "skipped")}
-        return cls(**{**values, **counters, "name": name})
 
     def samples(self, split: str, inventory: Inventory) -> list[_Image]:
         """Return the images with their label files; of several with one label file the first with the shortest ending,

@@ -93,11 +93,16 @@ class Source(Protocol):
         ...
 
 
+class LostDataError(DataError):
+    """An image that passed the check, and turns out to be damaged or missing."""
+
+
 class KeyedSource:
     """Images that a `Reader` reads by key, with the size and hash of each file as it was checked.
 
     Attributes:
-        takes_next: in place of an image that turns out to be damaged, the next one of its class is used.
+        takes_next: in place of an image that turns out to be damaged, the next one of its class is used; None of
+            images that are not for training.
         blocks: number of the file on a server that every image is in; None of images on this machine.
     """
 
@@ -109,7 +114,7 @@ class KeyedSource:
         labels: list[int],
         max_pixels: int = MAX_PIXELS,
         digests: Sequence[str] = (),
-        takes_next: bool = False,
+        takes_next: bool | None = None,
         blocks: np.ndarray | None = None,
     ):
         self.reader, self.classes, self.keys, self.labels = reader, classes, keys, labels
@@ -128,7 +133,7 @@ class KeyedSource:
         try:
             return Sample(self.reader(key), self.labels[i], key)
         except (BadImage, OSError) as err:
-            raise lost_error(key, err) from err
+            raise lost_error(self, key, err) from err
 
 
 @dataclass(frozen=True)
@@ -182,12 +187,12 @@ def bad_file(key: str, err: BadImage | OSError, split: str = "") -> BadFile:
     return BadFile(key, problem.reason, str(BadImage(printable(key), problem.reason, problem.detail)), split)
 
 
-def lost_error(key: str, err: BadImage | OSError) -> DataError:
-    """Return the error for an image that was usable when the data was opened and is not any more."""
-    now = bad_file(key, err).message
-    return DataError(
-        f"{now} It passed the check when the data was opened: restore it, or start again without it. Training can use"
-        " the next image of its class: --set data.damaged=next."
+def lost_error(source: Source, key: str, err: BadImage | OSError) -> LostDataError:
+    """Return the error for an image of a source that passed the check, and cannot be used any more."""
+    is_stop = getattr(source, "takes_next", None) is False
+    return LostDataError(
+        f"{bad_file(key, err).message} It passed the check when the data was opened: restore it, or start again without"
+        f" it.{' Or use the next image of its class: --set data.damaged=next.' if is_stop else ''}"
     )
 
 
@@ -198,12 +203,16 @@ def image_size_hint(source: Source) -> tuple[int, int]:
         DataError: one of them can no longer be read.
     """
     step = max(len(source) // NUM_HEADERS, 1)
-    sizes = []
+    sizes, errors = [], []
     for i in range(0, len(source), step):
-        sample = source.read(i)
         try:
+            sample = source.read(i)
             sizes.append(image_size(sample.data, max_pixels=pixel_limit(source)))
-        except BadImage as err:
-            raise lost_error(sample.key, err) from err
+        except (LostDataError, BadImage) as err:
+            errors.append(lost_error(source, source.keys[i], err) if isinstance(err, BadImage) else err)
+            if not getattr(source, "takes_next", None):
+                raise errors[0] from None
+    if not sizes:
+        raise errors[0]
     heights, widths = zip(*sizes, strict=True)
     return median_low(heights), median_low(widths)

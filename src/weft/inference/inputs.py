@@ -253,15 +253,18 @@ class SourcePart:
         self.labels = [source.labels[i] for source, i in map(self._find, self.places)]
         self.keys = [source.keys[i] for source, i in map(self._find, self.places)]
         self.max_pixels = max(map(pixel_limit, sources))
-        self.takes_next = all(getattr(source, "takes_next", False) for source in sources)
 
     def __len__(self) -> int:
         return len(self.places)
 
     def read(self, i: int) -> Sample:
         """Read image `i`."""
-        source, place = self._find(self.places[i])
+        source, place = self.origin(i)
         return source.read(place)
+
+    def origin(self, i: int) -> tuple[Source, int]:
+        """Return the source of image `i`, and its index there."""
+        return self._find(self.places[i])
 
     def _find(self, place: int) -> tuple[Source, int]:
         """Return the source of an image, and its index there."""

@@ -94,7 +94,7 @@ def resume(
     """
     note, runtime, recipe, step = _ignore if whole else say, plan.runtime, plan.recipe, saved.state.step
     plan.build()
-    check_data(out, plan.splits, str(recipe.data.source))
+    check_data(out, plan.splits, str(recipe.data.source), by_files=saved.state.by_files)
     if recipe.data.unknown_images is not None:
         check_unknown_images(recipe.data.unknown_images, recipe.data.max_pixels)
     read_public_classifier(out)  # damage shows now, not after the last epoch

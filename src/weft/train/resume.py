@@ -238,12 +238,18 @@ def _changed_settings(out: Path, old: dict[str, str], new: dict[str, str], *, ov
     return changed
 
 
-def check_data(out: Path, splits: Splits, source: str) -> None:
-    """Check that the dataset is the one that the run started with.
+def check_data(out: Path, splits: Splits, source: str, *, by_files: bool) -> None:
+    """Check that the dataset is the one that the run started with, and that its images are shuffled as they were.
 
     Raises:
         DataError: it differs; the message names the differences.
     """
+    if by_files != (splits.train.blocks is not None):
+        was, now = ("on a server", "on a disk") if by_files else ("on a disk", "on a server")
+        raise DataError(
+            "A resumed run must read shards from the kind of place where it began, since the order of the images"
+            f" depends on it; they were {was}, and {source} is {now}. Pass an address of that kind."
+        )
     differs = difference(Fingerprint.read(out / FINGERPRINT), fingerprint(splits))
     if differs is not None:
         raise DataError(

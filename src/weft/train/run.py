@@ -298,6 +298,7 @@ class Run:
             machine=machine(self.runtime),
             teacher=getattr(self.learner.teacher, "record", None),
             damaged=damaged,
+            by_files=self.splits.train.blocks is not None,
         )
         save_state(self.out / "state", tensors, state, self.recipe.save.keep)
 

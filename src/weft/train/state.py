@@ -50,6 +50,7 @@ class RunState:
         machine: software and hardware that the last bits depend on.
         teacher: `Teacher.record`; None without distillation.
         damaged: keys of the training images in place of which others were used.
+        by_files: whether images of some files at a time are shuffled, as of shards on a server.
     """
 
     step: Count
@@ -62,6 +63,7 @@ class RunState:
     machine: MachineRecord
     teacher: dict[str, Any] | None
     damaged: list[str] = field(default_factory=list)
+    by_files: bool = False
 
     def __post_init__(self) -> None:
         """Raise ValueError if the epochs of the history do not end in order, or after the step."""

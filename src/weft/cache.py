@@ -39,7 +39,7 @@ class CacheTable:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with contextlib.closing(sqlite3.connect(self._path, timeout=LOCKED_SECONDS)) as table, table:
-                table.text_factory = lambda data: data.decode(errors="replace")  # that of damaged rows, too
+                table.text_factory = lambda data: data.decode(errors="replace")  # also that of damaged rows
                 table.execute(f"CREATE TABLE IF NOT EXISTS rows ({self.columns})")
                 work(table)
                 oldest = "SELECT rowid FROM rows ORDER BY rowid LIMIT 100"

@@ -7,46 +7,38 @@ cache. Memory holds the lists only, and links, devices and paths outside the arc
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-import json
 import os
 import re
 import sqlite3
-import tarfile
 import time
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
 from weft.cache import CacheTable
 from weft.data.decode import MAX_BYTES, BadImage, ImageInfo, image_header
-from weft.data.formats import HEAD_BYTES, archive_kind_of, sniff
 from weft.data.index import SAVE_S, SETTLED_NS, FileIndex, in_threads, stamp_of
 from weft.data.inventory import Inventory
 from weft.data.remote import RemoteCache, RemoteFile, is_remote, remote_file
-from weft.data.source import BadFile, bad_file, sort_class_names
+from weft.data.shard_content import LABELS, ShardContent, ShardImage, open_archive
+from weft.data.source import BadFile, sort_class_names
 from weft.data.split_names import split_folders, split_of
-from weft.data.tree import EXTENSIONS, extension, is_folder_of, is_junk, nested_folders, num_beside
+from weft.data.tree import is_folder_of, is_junk, nested_folders, num_beside
 from weft.errors import DataError, UsageError
-from weft.text import count, first_few, printable, reason_of
+from weft.text import count, first_few, printable
 from weft.version import __version__
 
-LABELS = ("cls", "json", "txt")  # where a sample has several, the first of these decides
-MAX_LABEL_BYTES = 1 << 16
 FILE = "shards.sqlite3"  # in the cache directory
 MAX_CACHED = 4_000_000_000  # bytes of it
 CACHE_BYTES = 50 << 30  # of shards on a server that are kept on disk
 START_BYTES = 1 << 16  # of a file in a shard that mostly contain the header of an image
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
-_PIECE = 1 << 20  # bytes of one read
 ANY_NAME: Any = {"errors": "surrogateescape"}  # of a file
-_Image = tuple[str, str, str, list[str]]  # key, class (empty without label file), split, folders in the archive
 
 
 class ShardReader:
@@ -89,7 +81,7 @@ class ShardReader:
         if size > MAX_BYTES:
             raise BadImage(printable(key), "too-many-bytes")
         shard, wanted = self.shards[number], min(size, most)
-        with _opened(shard, self.cache) as file:  # for each image: thousands of open shards would exceed the limit
+        with open_archive(shard, self.cache) as file:  # for each image: thousands of open shards would exceed the limit
             file.seek(offset)
             data = file.read(wanted)
         if len(data) < wanted:
@@ -134,7 +126,7 @@ def open_shards(data: str, *, cache_bytes: int = CACHE_BYTES, fresh: bool = Fals
     if os.path.isdir(data):
         num_hidden = sum(is_junk(entry.name) for entry in Path(data).iterdir())
         inventory.skipped += Counter(hidden=num_hidden, beside=num_beside(data))
-    images, keys, counts, stamps = list[_Image](), list[str](), dict[str, int](), list[tuple[int, int, int]]()
+    images, keys, counts, stamps = list[ShardImage](), list[str](), dict[str, int](), list[tuple[int, int, int]]()
     for number, (shard, stamp) in enumerate(_listed(stamped, [names[path] for path in splits], cache, fresh=fresh)):
         split = list(splits.values())[number] if is_given else ""
         images += shard.samples(split, inventory)
@@ -157,7 +149,7 @@ def open_shards(data: str, *, cache_bytes: int = CACHE_BYTES, fresh: bool = Fals
 
 def _listed(
     shards: Sequence[str | RemoteFile], names: Sequence[str], cache: RemoteCache, *, fresh: bool
-) -> Iterator[tuple[_Shard, tuple[int, int, int]]]:
+) -> Iterator[tuple[ShardContent, tuple[int, int, int]]]:
     """Yield the content of every shard, and its stamp as that of a file; from the cache as far as it is known there."""
     table = CacheTable(FILE, "shard BLOB PRIMARY KEY, stamp TEXT, content BLOB", MAX_CACHED)
     latest, saved = time.time_ns() - SETTLED_NS, time.monotonic()
@@ -165,13 +157,13 @@ def _listed(
         (1, zlib.crc32(repr(one).encode()), 1) if isinstance(one, RemoteFile) else stamp_of(one) for one in shards
     ]
     keys = [(one.url if isinstance(one, RemoteFile) else os.path.realpath(one)).encode(**ANY_NAME) for one in shards]
-    known, rows = dict[int, _Shard](), list[tuple[bytes, str, bytes]]()
+    known, rows = dict[int, ShardContent](), list[tuple[bytes, str, bytes]]()
 
     def load(opened: sqlite3.Connection) -> None:
         query = "SELECT content FROM rows WHERE shard = ? AND stamp = ?"
         for number, (key, stamp) in enumerate(zip(keys, stamps, strict=True)):
             row = opened.execute(query, (key, f"{__version__} {stamp}")).fetchone()
-            if row is not None and (shard := _Shard.unpacked(names[number], row[0])) is not None:
+            if row is not None and (shard := ShardContent.unpacked(names[number], row[0])) is not None:
                 known[number] = shard
 
     def save() -> None:
@@ -183,7 +175,7 @@ def _listed(
     if not fresh:
         table.use(load)
     new = in_threads(
-        lambda number: _Shard.read(shards[number], names[number], cache),
+        lambda number: ShardContent.read(shards[number], names[number], cache),
         [number for number in range(len(shards)) if number not in known],
         chunk_size=1,
     )
@@ -201,7 +193,7 @@ def _listed(
         save()
 
 
-def _inner_split(images: list[_Image], inventory: Inventory) -> list[_Image]:
+def _inner_split(images: list[ShardImage], inventory: Inventory) -> list[ShardImage]:
     """Return the images with the split of the folders that they are in, such as `photos/train/cat/1.jpg`; the rule of
     a folder. A note names the folders of no side, whose images are left out."""
     base = _base([folders for *_, folders in images])
@@ -220,7 +212,7 @@ def _inner_split(images: list[_Image], inventory: Inventory) -> list[_Image]:
     return [(key, label, sides[top], folders) for (key, label, _, folders), top in pairs if top in sides]
 
 
-def _add_images(images: list[_Image], inventory: Inventory) -> None:
+def _add_images(images: list[ShardImage], inventory: Inventory) -> None:
     """Add images with their classes: those of label files, else the folders, as in a folder of class folders."""
     is_labelled = any(label for _, label, *_ in images)  # a folder of labelled images is no class
     by_split: dict[str, list[list[str]]] = defaultdict(list)
@@ -312,183 +304,3 @@ def _splits(paths: list[str]) -> tuple[dict[str, str], list[str]]:
             f" {first_few(os.path.basename(path) for path in unnamed)}. Rename them, or pass one kind alone."
         )
     return splits, []
-
-
-@dataclass
-class _Shard:
-    """Content of one archive.
-
-    Attributes:
-        name: of the archive in keys.
-        images: offset and size in bytes, by name.
-        labels: place of the extension in `LABELS` and the class, by the name of the label file without extension.
-        links: their targets.
-        ignored, skipped: as in `Inventory`.
-        sparse: images that are stored as sparse files.
-        is_ended: whether the archive has an end marker.
-    """
-
-    name: str
-    images: dict[str, tuple[int, int]] = field(default_factory=dict)
-    labels: dict[str, tuple[int, str]] = field(default_factory=dict)
-    links: list[str] = field(default_factory=list)
-    ignored: Counter[str] = field(default_factory=Counter)
-    skipped: Counter[str] = field(default_factory=Counter)
-    sparse: list[str] = field(default_factory=list)
-    is_ended: bool = True
-
-    def packed(self) -> bytes:
-        """Return the content for the cache."""
-        return zlib.compress(json.dumps(dataclasses.asdict(self)).encode(), 1)
-
-    @classmethod
-    def unpacked(cls, name: str, data: bytes) -> _Shard | None:
-        """Return the result of `packed` under a name; None of damaged data."""
-        try:
-            values = json.loads(zlib.decompress(data))
-            counters = {key: Counter(values[key]) for key in ("ignored", "skipped")}
-            return cls(**{**values, **counters, "name": name})
-        except (zlib.error, ValueError, TypeError, KeyError):
-            return None
-
-    def samples(self, split: str, inventory: Inventory) -> list[_Image]:
-        """Return the images with their label files; of several with one label file the first with the shortest ending,
-        and add the other files to the counts of an inventory."""
-        inventory.ignored += self.ignored
-        inventory.skipped += self.skipped
-        for name in self.sparse:
-            problem = BadImage("", "damaged", "it is stored as a sparse file; pack it with tar -cf")
-            inventory.bad.append(bad_file(f"{self.name}/{name}", problem, split))
-        if not self.is_ended:
-            message = f"{printable(self.name)} has no end marker: its last images may be missing. Copy it again."
-            inventory.bad.append(BadFile(self.name, "truncated", message, split))
-        stems = {name: self._stem(name) for name in self.images}
-        chosen: dict[str, str] = {}
-        for name in sorted(stems, key=lambda name: name.count(".")):
-            chosen.setdefault(stems[name] or name, name)
-        unused = self.labels.keys() - set(stems.values())
-        inventory.ignored.update(LABELS[self.labels[stem][0]] for stem in unused)
-        inventory.skipped.update("link-to-listed" if to in self.images else "broken-link" for to in self.links)
-        inventory.skipped += Counter({"same-sample": len(stems) - len(chosen)})  # without zeros
-        return [
-            (
-                f"{self.name}/{name}",
-                self.labels[stem][1] if stem else "",
-                split,
-                [part for part in name.split("/")[:-1] if part != ".."],
-            )
-            for name, stem in stems.items()
-            if chosen[stem or name] == name
-        ]
-
-    @classmethod
-    def read(cls, shard: str | RemoteFile, name: str, cache: RemoteCache) -> _Shard:
-        """Read the headers of an archive, and its label files."""
-        content, path = cls(name), shard.url if isinstance(shard, RemoteFile) else shard
-        must = f"A shard must be an uncompressed tar file; '{printable(path)}' cannot be read"
-        try:
-            if os.path.exists(path) and not os.path.isfile(path):
-                raise DataError(f"{must} (it is not a file).")
-            with _opened(shard, cache) as file:
-                if (kind := archive_kind_of(file.read(tarfile.BLOCKSIZE))) not in ("", "a tar archive"):
-                    raise DataError(f"{must} (it is {kind}). Unpack it, and pass the folder.")
-                file.seek(0)
-                content._read(file, must)
-        except DataError:
-            raise
-        except Exception as error:  # tarfile raises many types for malformed headers: ValueError, OverflowError, ...
-            raise DataError(f"{must} ({getattr(error, 'strerror', None) or reason_of(error)}).") from error
-        return content
-
-    def _read(self, file: BinaryIO, must: str) -> None:
-        with tarfile.open(fileobj=file, mode="r:") as opened:
-            archive: Any = opened  # untyped: `members` below is not in its type stubs
-            num_bytes = os.fstat(file.fileno()).st_size
-            while (member := archive.next()) is not None:
-                # tarfile accepts a negative size, which leads back to an earlier header, and one beyond the end
-                if not 0 <= member.size <= num_bytes - member.offset_data and not member.issparse():
-                    raise DataError(f"{must} (a file in it must end within its {num_bytes:,} bytes). Copy it again.")
-                self._add(member, file)
-                archive.members = []  # else tarfile caches every header
-            # tarfile also ends at a header that it cannot read
-            file.seek(archive.offset)
-            header = file.read(tarfile.BLOCKSIZE)
-            self.is_ended = header != b""
-            if any(header):
-                raise DataError(f"{must} (its header at byte {archive.offset:,} is damaged). Copy it again.")
-            if any(any(piece) for piece in iter(lambda: file.read(_PIECE), b"")):
-                raise DataError(
-                    f"{must} (it has more content after its end marker, as joined archives have). Unpack it with"
-                    " `tar -i -xf`, and pass the folder."
-                )
-
-    def _add(self, member: tarfile.TarInfo, file: BinaryIO) -> None:
-        """Add a file of the archive to the images, labels or counts."""
-        name, skipped = _normal(member.name), self.skipped
-        place = member.offset_data, member.size
-        ending = extension(name)
-        if member.isdir():
-            return
-        if any(is_junk(part) for part in name.split("/") if part != ".."):
-            skipped["hidden"] += 1
-        elif member.issym():
-            self.links.append(os.path.normpath(f"{name.rpartition('/')[0]}/{member.linkname}").lstrip("/"))
-        elif member.islnk() and not (place := self.images.get(_normal(member.linkname), ())):
-            skipped["broken-link"] += 1  # else a hard link is the file itself
-        elif not (member.isreg() or member.islnk()):
-            skipped["special"] += 1
-        elif member.issparse():
-            self.sparse.append(name)
-        elif ending in LABELS:
-            stem, rank = name[: -len(ending) - 1], LABELS.index(ending)
-            label = _label(_start(file, place, MAX_LABEL_BYTES + 1), ending)
-            if label is None or self.labels.get(stem, (rank,))[0] < rank:
-                self.ignored[ending] += 1
-            else:
-                self.labels[stem] = (rank, label)
-        elif ending in EXTENSIONS or sniff(_start(file, place, HEAD_BYTES)) is not None:
-            skipped.update(["replaced"] if name in self.images else [])
-            self.images[name] = place
-        else:
-            self.ignored[ending] += 1
-
-    def _stem(self, name: str) -> str:
-        """Return the longest part of an image's name, up to a dot, that names a label file; empty if none does."""
-        end = len(name)
-        while end > name.rfind("/") + 1:
-            if name[:end] in self.labels:
-                return name[:end]
-            end = name.rfind(".", 0, end)
-        return ""
-
-
-def _opened(shard: str | RemoteFile, cache: RemoteCache) -> BinaryIO:
-    return cache.open(shard) if isinstance(shard, RemoteFile) else open(shard, "rb")
-
-
-def _normal(name: str) -> str:
-    """Return the name of a file in an archive without `./` and slashes that mean nothing."""
-    return "/".join(part for part in name.split("/") if part not in ("", "."))
-
-
-def _start(file: BinaryIO, place: tuple[int, int], most: int) -> bytes:
-    """Return the first bytes of a file in an archive, at most a number."""
-    offset, size = place
-    file.seek(offset)
-    return file.read(min(size, most))
-
-
-def _label(data: bytes, ending: str) -> str | None:
-    """Return the class from the content of a label file; None if it has none."""
-    if len(data) > MAX_LABEL_BYTES:
-        return None
-    text = data.decode("utf-8", "replace").strip()
-    if ending != "json":
-        return text or None
-    try:
-        metadata = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    keys = ("label", "class", "cls", "target") if isinstance(metadata, dict) else ()
-    value = next((metadata[key] for key in keys if key in metadata), None)
-    return None if value is None else str(value)

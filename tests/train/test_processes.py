@@ -44,7 +44,7 @@ def test_two_processes_compute_what_one_does(model: str, noise: Path, tmp_path: 
 @pytest.mark.slow
 def test_two_processes_with_four_workers_each_give_the_bits_of_two_with_none(noise: Path, tmp_path: Path) -> None:
     for workers in (0, 4):
-        for done in tiny.finish_two(tiny.command(noise, tmp_path / str(workers), workers=workers)):
+        for done in tiny.finish_two(tiny.command(noise, tmp_path / str(workers), workers=workers, accumulate=1)):
             assert done.returncode == 0, done.stderr
     tiny.assert_same_run(tmp_path / "0", tmp_path / "4")
 

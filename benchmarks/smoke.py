@@ -44,7 +44,13 @@ class Script(NamedTuple):
 # released: a stand-in for the released code; work: a folder for outputs; python: the folder of this environment
 SCRIPTS = (
     Script("data/decode.py", ("{photos} --rounds 1 --csv {work}/decode.csv",)),
-    Script("data/index.py", ("{photos} --files 600 --classes 3 --csv {work}/index.csv",)),
+    Script(
+        "data/index.py",
+        (
+            "{photos} --files 600 --classes 3 --csv {work}/index.csv",
+            "{photos} --files 600 --shards 9 --classes 3 --csv {work}/x.csv",
+        ),
+    ),
     Script("data/loader.py", ("{photos} {photos} --workers 0 2 --rounds 1 --csv {work}/loader.csv",)),
     Script("data/memory.py", ("--images 4000",)),
     Script("deploy/auto.py", ("{run} {cifar10}/train --csv {work}/auto.csv",), 1500),

@@ -17,7 +17,17 @@ import torch
 
 from tests.data.pictures import bomb, jpeg
 from tests.data.zoo import class_folders
-from weft.data import ImageDataset, Sample, eval_transform, loader, make_loader, mix_seed, open_data, train_transform
+from weft.data import (
+    ImageDataset,
+    Sample,
+    eval_transform,
+    image_size_hint,
+    loader,
+    make_loader,
+    mix_seed,
+    open_data,
+    train_transform,
+)
 from weft.data.order import Share
 from weft.data.seeding import epoch_order, seeded_rng
 from weft.errors import DataError, UsageError
@@ -284,6 +294,18 @@ def test_the_next_image_of_the_class_replaces_a_damaged_one(tmp_path, workers):
         (tmp_path / key).unlink(missing_ok=True)
     with pytest.raises(DataError, match=rf"{of_a[0]} cannot be used: the file does not exist"):
         ImageDataset(train, VARIED)[0]
+
+
+def test_a_damaged_image_does_not_hide_the_size_of_the_others(tmp_path):
+    data = class_folders(tmp_path, 5)
+    for path in sorted(data.glob("a/*"))[:2]:
+        path.write_bytes(b"")
+    sizes = image_size_hint(open_data(data, check="none", takes_next=True).train)
+    assert sizes == image_size_hint(open_data(data, max_bad=1).train)
+    with pytest.raises(DataError, match=r"it is empty \(0 bytes\).*data\.damaged=next"):
+        image_size_hint(open_data(data, check="none", takes_next=False).train)
+    with pytest.raises(DataError, match=r"without it\.$"):  # of images that are not for training
+        image_size_hint(open_data(data, check="none").train)
 
 
 def test_the_limit_on_pixels_holds_in_training():

@@ -305,6 +305,22 @@ def test_processes_that_start_together_read_each_file_once(photos):
     assert sum(map(len, checked)) == 2 * 12
 
 
+def test_another_version_of_the_decoder_of_heif_knows_nothing(monkeypatch):
+    """An image that one environment decodes may not be usable in another."""
+    stamps = np.ones((1, 3), np.int64)
+
+    def opened() -> index.FileIndex:
+        return index.FileIndex(["a.heic"], {"": 1}, "y", stamps, began=1 << 62)
+
+    one = opened()
+    one._record(0, index.Found(index.DECODED))
+    one._save()
+    assert opened().records["level"].tolist() == [index.DECODED]
+    assert f" {decode.heif_version()} " in index.CONTEXT
+    monkeypatch.setattr(index, "CONTEXT", index.CONTEXT.replace(f" {decode.heif_version()} ", " another "))
+    assert opened().records["level"].tolist() == [index.UNKNOWN]
+
+
 def test_images_of_16_bits_have_their_values():
     number = 3_000
     stamps = np.ones((number, 3), np.int64)

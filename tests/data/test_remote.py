@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import http.server
+import os
+import re
+import shutil
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -16,6 +23,7 @@ import torch
 from tests.data.pictures import jpeg, tar
 from weft.data import ImageDataset, index, make_loader, open_data, remote, train_transform
 from weft.data.order import FILES, Order
+from weft.data.prepare import prepare_data
 from weft.data.seeding import sliding_order
 from weft.data.source import KeyedSource, Splits
 from weft.errors import DataError, UsageError
@@ -23,6 +31,15 @@ from weft.files import cache_dir
 
 SHARDS, IMAGES = 8, 6
 VARIED = train_transform(16, (0.5,) * 3, (0.5,) * 3)
+
+
+HOLD = """
+import sys
+from weft.machine.system import lock_file
+file = open(sys.argv[1], "wb")
+print(lock_file(file.fileno()), flush=True)
+sys.stdin.read()
+"""
 
 
 class Server(http.server.ThreadingHTTPServer):
@@ -205,6 +222,62 @@ def test_what_a_killed_process_left_is_removed(server):
     (cache / "0123.99-abcd.part").write_bytes(b"half")
     opened(server)
     assert not list(cache.glob("*.part"))
+
+
+def test_a_file_that_another_process_fetches_is_left_alone(server):
+    """Its number says nothing: it may run on another host, or in another container."""
+    cache = cache_dir() / remote.FOLDER
+    cache.mkdir(parents=True)
+    (cache / "0123.99-abcd.part").write_bytes(b"half")
+    command = [sys.executable, "-c", HOLD, str(cache / "0123.lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "True\n"
+        opened(server)
+        assert [path.name for path in cache.glob("*.part")] == ["0123.99-abcd.part"]
+        other.communicate()
+
+
+def test_a_cache_that_cannot_be_used_is_named(server):
+    train = opened(server).train
+    shutil.rmtree(cache_dir() / remote.FOLDER)
+    (cache_dir() / remote.FOLDER).touch()
+    with pytest.raises(DataError, match=r"\d\.tar needs a place in the cache; .*remote cannot be written \("):
+        epoch_of(train)
+    for file in cache_dir().glob("*.sqlite3"):
+        file.unlink()
+    with pytest.raises(DataError, match=r"\d\.tar needs a place in the cache; .*remote cannot be written \("):
+        opened(server)
+
+
+def test_a_full_disk_is_not_waited_for(server, monkeypatch):
+    train = opened(server).train
+    for path in fetched():
+        path.unlink()
+    monkeypatch.setattr(remote, "WAITS_S", (600.0,))
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with (
+        mock.patch.object(remote, "_fetch", side_effect=full),
+        pytest.raises(DataError, match="No space left on device"),
+    ):
+        epoch_of(train)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_prepare_says_in_one_line_that_a_server_is_away(server, tmp_path, workers):
+    opened(server)
+    for path in fetched():
+        path.unlink()
+    answer = Handler.answer
+
+    def answer_heads(handler: Handler) -> None:
+        if handler.command == "GET":
+            handler.server.refusals = 1
+        answer(handler)
+
+    with mock.patch.object(Handler, "answer", answer_heads), pytest.raises(DataError) as caught:
+        prepare_data(f"{server.url}/{{0..{SHARDS - 1}}}.tar", tmp_path / "packed", 8, workers=workers, quiet=True)
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\d\.tar must be reachable; [^\n]*", str(caught.value))
 
 
 def test_a_protocol_without_its_library_is_refused(monkeypatch):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
 import random
 import re
 import resource
+import sqlite3
 import tarfile
+import zlib
 from collections import Counter
 from pathlib import Path
 
@@ -17,7 +20,7 @@ import pytest
 from tests.data.pictures import jpeg, tar
 from tests.helpers import unpack
 from weft.cli.app import main
-from weft.data import inspect, open_data
+from weft.data import inspect, open_data, shards
 from weft.data.inventory import Inventory, digest_of
 from weft.data.shards import open_shards, shard_paths
 from weft.errors import DataError, UsageError
@@ -95,6 +98,36 @@ def test_files_are_checked_under_their_own_names_next_to_a_test_split(tmp_path):
         assert [(bad.key, bad.reason) for bad in splits.bad] == [(f"train-0.tar/{broken}", "truncated")]
         for side in (splits.train, splits.val):
             assert list(side.digests) == [digest_of(side.read(i).data) for i in range(len(side))]
+
+
+@pytest.mark.parametrize(
+    "content", [None, 7, "text", b"", zlib.compress(b"[]"), zlib.compress(b"{}"), zlib.compress(b"1")]
+)
+def test_a_damaged_list_is_made_again(tmp_path, monkeypatch, content):
+    monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(shards, "SETTLED_NS", 0)
+    data = tar(tmp_path / "a.tar", images())
+    keys = open_data(data).train.keys
+    with contextlib.closing(sqlite3.connect(tmp_path / "cache" / shards.FILE)) as table, table:
+        assert table.execute("UPDATE rows SET content = ?", (content,)).rowcount == 1
+    assert open_data(data).train.keys == keys
+    with contextlib.closing(sqlite3.connect(tmp_path / "cache" / shards.FILE)) as table:
+        ((replaced,),) = table.execute("SELECT content FROM rows")
+    assert b"cat/0.jpg" in zlib.decompress(replaced)
+
+
+def test_the_list_of_a_shard_is_not_made_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(shards, "SETTLED_NS", 0)
+    data = tar(tmp_path / "a.tar", images())
+    keys = open_data(data).train.keys
+    with monkeypatch.context() as without:
+        without.setattr(shards.ShardContent, "read", None)
+        assert open_data(data).train.keys == keys
+    tar(data, images(50, number=7))
+    splits = open_data(data)
+    found = {side.keys[i][6:]: side.read(i).data for side in (splits.train, splits.val) for i in range(len(side))}
+    assert found == dict(images(50, number=7))
 
 
 def test_a_shard_is_named_once(tmp_path):

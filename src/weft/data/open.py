@@ -62,7 +62,7 @@ def open_data(
     label: str | None = None,
     test: bool = False,
     check: Check = "auto",
-    takes_next: bool = False,
+    takes_next: bool | None = None,
     only: Literal["train", "val"] | None = None,
     max_bad: float = 0.1,
     max_pixels: int | None = None,
@@ -88,7 +88,8 @@ def open_data(
         test: hold out the test split in place of the validation split.
         check: `decode`: every image is decoded once. `header`: only the header of its file is read. `none`: images are
             recognised by their names, and no file is opened. `auto`: `decode` for up to 20,000 images, else `header`.
-        takes_next: in place of a training image that turns out to be damaged later, use the next one of its class.
+        takes_next: in place of a training image that turns out to be damaged later, use the next one of its class; None
+            if nothing is trained, so that no error advises it.
         only: read only the training or the held-out images of data that have a split of their own.
         max_bad: largest accepted fraction of bad files, 0 to 1.
         max_pixels: images with more pixels (height x width) count as bad; None for 100 million.
@@ -245,7 +246,7 @@ def _split(
     allow_empty_class: bool = False,
     depth: Check = "auto",
     only: str | None = None,
-    takes_next: bool = False,
+    takes_next: bool | None = None,
     is_checked: bool = False,
     progress: Progress | None = None,
 ) -> Splits:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from weft.errors import DataError, UsageError, install_command
-from weft.files import cache_dir, writing
+from weft.files import FULL, cache_dir
 from weft.machine.system import lock_file
 from weft.progress import say
 from weft.text import printable, reason_of
@@ -31,16 +31,21 @@ TAGS = ("ETag", "etag", "Content-MD5", "Digest", "Last-Modified", "LastModified"
 OWN = "of one start: "  # tag of a file of which a server tells nothing but the size
 LOOK_S = 0.1  # between two attempts to lock a file that another process fetches
 Result = TypeVar("Result")
-_TOKEN = secrets.token_hex(4)
+_TOKEN = secrets.token_hex(4)  # processes of other hosts and containers may have the same number
 _LOCKS = defaultdict[str, threading.Lock](threading.Lock)  # of files: a lock of the system excludes no threads
 
 
 class RemoteFile(NamedTuple):
-    """A file at a URL: its size in bytes, and a text that changes with its content, if the server gives one."""
+    """A file at a URL: its size in bytes, and a text that changes with its content, or with every start."""
 
     url: str
     size: int
     tag: str
+
+    @property
+    def number(self) -> int:
+        """A number of 56 bits that stands for all of it."""
+        return int.from_bytes(hashlib.blake2b(repr(tuple(self)).encode(), digest_size=7).digest())
 
 
 def is_remote(path: str) -> bool:
@@ -90,23 +95,28 @@ class RemoteCache:
         """Return the path of a file, which is fetched if it is not there.
 
         Raises:
-            DataError: it cannot be fetched.
+            DataError: it cannot be fetched, or not written.
         """
         name = hashlib.sha256(repr(file).encode()).hexdigest()[:32]
         path = cache_dir() / FOLDER / name
         if self._is_there(path):
             return path
-        with writing(path.parent):
+        try:
             path.parent.mkdir(parents=True, exist_ok=True)
-        with writing(path), _locked(path.with_suffix(".lock")):
-            if not self._is_there(path):
-                self._make_room(path.parent, file.size)
-                part = path.with_suffix(f".{_process()}.part")
-                try:
-                    _retried(file.url, lambda system, remote: _fetch(file, system, remote, part), WAITS_S)
-                    part.replace(path)
-                finally:
-                    part.unlink(missing_ok=True)
+            with _locked(path.with_suffix(".lock")):
+                if not self._is_there(path):
+                    self._make_room(path.parent, file.size)
+                    part = path.with_suffix(f".{_process()}.part")
+                    try:
+                        _retried(file.url, lambda system, remote: _fetch(file, system, remote, part), WAITS_S)
+                        part.replace(path)
+                    finally:
+                        part.unlink(missing_ok=True)
+        except OSError as error:  # not of the server; as such, it would be taken for one of the image
+            raise DataError(
+                f"{printable(file.url)} needs a place in the cache; {path.parent} cannot be written"
+                f" ({error.strerror or error}). Free some space, or set WEFT_CACHE."
+            ) from error
         return path
 
     def _is_there(self, path: Path) -> bool:
@@ -121,7 +131,7 @@ class RemoteCache:
         """Remove what killed processes have left, and files until another one of a size fits."""
         for part in folder.glob("*.part"):
             name, process, _ = part.name.split(".")
-            # a lock that this process takes twice, and closes, is open: so not those of its threads
+            # closing a lock file also ends the lock of another thread of this process, so not its own parts
             if process != _process():
                 with contextlib.suppress(OSError), open(folder / f"{name}.lock", "wb") as lock:
                     if lock_file(lock.fileno()):
@@ -185,11 +195,13 @@ def _retried(url: str, work: Callable[[Any, str], Result], waits: Sequence[float
         except DataError:
             raise
         except Exception as error:  # of many libraries
+            if isinstance(error, OSError) and error.errno in FULL:
+                raise
             reason = reason_of(error.__cause__ or error) or type(error).__name__
             if wait is None or (isinstance(error, FileNotFoundError) and not _is_of_network(error)):
                 raise DataError(
-                    f"{printable(url)} must be reachable; {reason}. Check the"
-                    " address and the server; a run can be resumed."
+                    f"{printable(url)} must be reachable; {reason}. Check the address and the server; a run can be"
+                    " resumed."
                 ) from error
             say(f"{printable(url)} cannot be read ({reason}); again in {wait:g} s.")
             time.sleep(wait)

@@ -17,7 +17,7 @@ from weft.data.inventory import Inventory
 from weft.data.remote import RemoteCache, RemoteFile
 from weft.data.source import BadFile, bad_file
 from weft.data.tree import EXTENSIONS, extension, is_junk
-from weft.errors import DataError, StorageError
+from weft.errors import DataError
 from weft.text import printable, reason_of
 
 LABELS = ("cls", "json", "txt")  # where a sample has several, the first of these decides
@@ -107,7 +107,7 @@ class ShardContent:
                     raise DataError(f"{must} (it is {kind}). Unpack it, and pass the folder.")
                 file.seek(0)
                 content._read(file, must)
-        except (DataError, StorageError):
+        except DataError:
             raise
         except Exception as error:  # tarfile raises many types for malformed headers: ValueError, OverflowError, ...
             raise DataError(f"{must} ({getattr(error, 'strerror', None) or reason_of(error)}).") from error

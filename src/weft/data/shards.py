@@ -12,7 +12,7 @@ import os
 import re
 import sqlite3
 import time
-import zlib
+from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -47,17 +47,16 @@ class ShardReader:
     Args:
         shards: path, or address on a server, of each shard.
         cache: of shards on a server.
+
+    Attributes:
+        numbers: of the files by key.
+        places: shard, offset and size in bytes of each file, int64 (n 3).
     """
 
     def __init__(self, shards: Sequence[str | RemoteFile], cache: RemoteCache) -> None:
         self.shards, self.cache = shards, cache
-        self._numbers: dict[str, int] = {}  # of files by key
-        self._places = np.zeros((0, 3), np.int64)  # shard, offset and size in bytes of each file
-
-    def add(self, places: dict[str, tuple[int, int, int]]) -> None:
-        """Add files: shard, offset and size in bytes by key."""
-        self._numbers |= zip(places, range(len(self._numbers), len(self._numbers) + len(places)), strict=True)
-        self._places = np.concatenate([self._places, np.array(list(places.values()), np.int64).reshape(-1, 3)])
+        self.numbers: dict[str, int] = {}
+        self.places = np.zeros((0, 3), np.int64)
 
     def __call__(self, key: str) -> bytes:
         """Return the bytes of a file."""
@@ -74,10 +73,10 @@ class ShardReader:
         """Return the number of the shard that each file is in; None if no shard is on a server."""
         if not any(isinstance(shard, RemoteFile) for shard in self.shards):
             return None
-        return self._places[[self._numbers[key] for key in keys], 0]
+        return self.places[[self.numbers[key] for key in keys], 0]
 
     def _read(self, key: str, most: int = MAX_BYTES) -> bytes:
-        number, offset, size = self._places[self._numbers[key]].tolist()
+        number, offset, size = self.places[self.numbers[key]].tolist()
         if size > MAX_BYTES:
             raise BadImage(printable(key), "too-many-bytes")
         shard, wanted = self.shards[number], min(size, most)
@@ -120,28 +119,30 @@ def open_shards(data: str, *, cache_bytes: int = CACHE_BYTES, fresh: bool = Fals
         twice = next(name for name, number in Counter(names.values()).items() if number > 1)
         raise UsageError(f"Every shard must be named once; got '{printable(twice)}' twice. Leave one out.")
     cache, began = RemoteCache(cache_bytes), time.time_ns()
-    stamped = [remote_file(path) if is_remote(path) else path for path in splits]
-    reader = ShardReader(stamped, cache)
+    located = in_threads(lambda path: remote_file(path) if is_remote(path) else path, list(splits), chunk_size=1)
+    shards = [shard for _, shard in located]
+    reader = ShardReader(shards, cache)
     inventory = Inventory(data, reader, {}, unread=[names[path] for path in unread])
     if os.path.isdir(data):
         num_hidden = sum(is_junk(entry.name) for entry in Path(data).iterdir())
         inventory.skipped += Counter(hidden=num_hidden, beside=num_beside(data))
-    images, keys, counts, stamps = list[ShardImage](), list[str](), dict[str, int](), list[tuple[int, int, int]]()
-    for number, (shard, stamp) in enumerate(_listed(stamped, [names[path] for path in splits], cache, fresh=fresh)):
-        split = list(splits.values())[number] if is_given else ""
-        images += shard.samples(split, inventory)
-        reader.add({f"{shard.name}/{name}": (number, *place) for name, place in shard.images.items()})
+    images, keys, counts = list[ShardImage](), list[str](), dict[str, int]()
+    places, stamps = array("q"), array("q")
+    listed = _listed(shards, [names[path] for path in splits], cache, fresh=fresh)
+    for number, (split, (shard, stamp)) in enumerate(zip(splits.values(), listed, strict=True)):
+        images += shard.samples(split if is_given else "", inventory)
         counts[f"{shard.name}/"] = len(shard.images)
-        keys += [f"{shard.name}/{name}" for name in shard.images]
-        stamps += [(size, *stamp[1:]) for _, size in shard.images.values()]
+        for name, (offset, size) in shard.images.items():
+            keys.append(f"{shard.name}/{name}")
+            places.extend((number, offset, size))
+            stamps.extend((size, *stamp[1:]))
+    reader.numbers = dict(zip(keys, itertools.count()))
+    reader.places, stamps_of = (np.frombuffer(column, np.int64).reshape(-1, 3) for column in (places, stamps))
     if not is_given:
         images = _inner_split(images, inventory)
     _add_images(images, inventory)
-    inventory.index = FileIndex(
-        keys, counts, f"{folder}/", np.array(stamps, np.int64).reshape(-1, 3), began=began, fresh=fresh
-    )
-    place_of = dict(zip(keys, range(len(keys)), strict=True))
-    inventory.places = np.array([place_of[key] for key in inventory.keys], np.int64)
+    inventory.index = FileIndex(keys, counts, f"{folder}/", stamps_of, began=began, fresh=fresh)
+    inventory.places = np.array([reader.numbers[key] for key in inventory.keys], np.int64)
     inventory.classes = {"": sort_class_names(set(inventory.class_names))}
     inventory.remarks.append(f"{count(len(inventory.keys), 'image')} in {count(len(splits), 'tar file')}.")
     return inventory
@@ -153,9 +154,7 @@ def _listed(
     """Yield the content of every shard, and its stamp as that of a file; from the cache as far as it is known there."""
     table = CacheTable(FILE, "shard BLOB PRIMARY KEY, stamp TEXT, content BLOB", MAX_CACHED)
     latest, saved = time.time_ns() - SETTLED_NS, time.monotonic()
-    stamps = [
-        (1, zlib.crc32(repr(one).encode()), 1) if isinstance(one, RemoteFile) else stamp_of(one) for one in shards
-    ]
+    stamps = [(1, one.number, 1) if isinstance(one, RemoteFile) else stamp_of(one) for one in shards]
     keys = [(one.url if isinstance(one, RemoteFile) else os.path.realpath(one)).encode(**ANY_NAME) for one in shards]
     known, rows = dict[int, ShardContent](), list[tuple[bytes, str, bytes]]()
 

@@ -93,7 +93,7 @@ class Source(Protocol):
         ...
 
 
-class LostDataError(DataError):
+class LostDataError(DataError):  # torch gives errors of workers as text, and `DataError: ` is searched there
     """An image that passed the check, and turns out to be damaged or missing."""
 
 

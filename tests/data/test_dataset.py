@@ -9,6 +9,7 @@ import random
 import re
 import signal
 import sys
+import tracemalloc
 from multiprocessing.process import BaseProcess
 
 import numpy as np
@@ -30,6 +31,7 @@ from weft.data import (
 )
 from weft.data.order import Share
 from weft.data.seeding import epoch_order, seeded_rng
+from weft.data.source import KeyedSource
 from weft.errors import DataError, UsageError
 from weft.inference.inputs import SourcePart
 
@@ -294,6 +296,19 @@ def test_the_next_image_of_the_class_replaces_a_damaged_one(tmp_path, workers):
         (tmp_path / key).unlink(missing_ok=True)
     with pytest.raises(DataError, match=rf"{of_a[0]} cannot be used: the file does not exist"):
         ImageDataset(train, VARIED)[0]
+
+
+def test_an_image_that_is_not_damaged_needs_no_other_one():
+    """Not even a list of them, which has a million numbers for ImageNet."""
+    source = KeyedSource(lambda key: jpeg(3), ["a"], ["x.jpg"] * 1_000_000, [0] * 1_000_000, takes_next=True)
+    dataset = ImageDataset(source, VARIED)
+    assert dataset[1][1] == 0  # imports
+    tracemalloc.start()
+    try:
+        assert dataset[2][1] == 0
+        assert tracemalloc.get_traced_memory()[1] < 2_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_damaged_image_does_not_hide_the_size_of_the_others(tmp_path):

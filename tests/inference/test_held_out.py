@@ -68,6 +68,25 @@ def test_a_copy_of_the_data_with_other_names(run: RunResult, tmp_path: Path, cap
         assert "Evaluating the held-out images: 4 images." in capsys.readouterr().err
 
 
+def test_without_hashes_images_are_found_by_name_and_size_which_is_said(
+    run: RunResult, tmp_path: Path, capsys: Capture
+) -> None:
+    """As of a run on many images, of which only the headers were read."""
+    shutil.copytree(run.out, tmp_path / "run")
+    file = tmp_path / "run" / "images.tsv.gz"
+    Fingerprint.read(file).without_hashes.write(file)
+    shutil.copytree(data_of(run), tmp_path / "copied")
+    assert evaluate(tmp_path / "run", tmp_path / "copied").count == run.count
+    note = "are found by name and size; renamed ones are not."
+    assert note in capsys.readouterr().err
+    for path in (tmp_path / "copied").rglob("*.png"):
+        path.rename(path.with_name(f"renamed {path.name}"))
+    assert evaluate(tmp_path / "run", tmp_path / "copied").count == 2 * COUNT
+    assert note in capsys.readouterr().err
+    assert evaluate(run.out, tmp_path / "copied").count == run.count
+    assert note not in capsys.readouterr().err
+
+
 def test_added_images_are_evaluated_too(run: RunResult, tmp_path: Path, capsys: Capture) -> None:
     data = paint(shutil.copytree(data_of(run), tmp_path / "data"), 3, 1)
     assert evaluate(run.out, data).count == run.count + 6

@@ -115,6 +115,7 @@ class ImageDataset(Dataset):
 
 
 def _of_its_class(source: Source, index: int) -> Iterator[int]:
-    """Yield an image and all others of its class, in the order of the source, from the first after the last."""
+    """Return an image and all others of its class, in the order of the source, from the first after the last."""
     labels = source.labels
-    yield from (place for place in (*range(index, len(labels)), *range(index)) if labels[place] == labels[index])
+    places = itertools.chain(range(index, len(labels)), range(index))
+    return (place for place in places if labels[place] == labels[index])

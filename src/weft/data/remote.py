@@ -44,7 +44,7 @@ class RemoteFile(NamedTuple):
 
     @property
     def number(self) -> int:
-        """A number of 56 bits that stands for all of it."""
+        """A number of 56 bits that represents all of it."""
         return int.from_bytes(hashlib.blake2b(repr(tuple(self)).encode(), digest_size=7).digest())
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from weft.checkpoints.unknown import Threshold
 from weft.data import Source, Splits
 from weft.data.bit_depth import range_note
+from weft.data.fingerprint import Fingerprint
 from weft.data.folder import check_outside
 from weft.data.open import check_exists
 from weft.errors import DataError, UsageError
@@ -132,7 +133,7 @@ def evaluate(
     if labels is not None:
         labels.check([name_of(source, place) for place in range(len(source))], num_classes)
     among = _classes_there(source, names)
-    for text in filter(None, _notes(predictor, splits, selected, among, trained_with)):
+    for text in filter(None, _notes(predictor, splits, selected, among, trained_with, images)):
         say(text)
 
     result, features = measured(predictor, source, splits.classes, options, among, with_features=out is not None)
@@ -153,7 +154,12 @@ def evaluate(
 
 
 def _notes(
-    predictor: Predictor, splits: Splits, selected: Selected, among: Sequence[int] | None, trained_with: Recipe | None
+    predictor: Predictor,
+    splits: Splits,
+    selected: Selected,
+    among: Sequence[int] | None,
+    trained_with: Recipe | None,
+    images: Fingerprint | None,
 ) -> Iterator[str]:
     """Yield what a user must know about the images that are evaluated."""
     split, source, _, trained_on = selected
@@ -168,6 +174,11 @@ def _notes(
     yield predictor.preprocessing.note(splits.sizes)
     if trained_on and split != "train":
         yield f"The model was trained on {trained_on:,} of these images, so the accuracy is too high."
+    if images is not None and not images.has_hashes and split != "train":
+        yield (
+            "The run read only the headers of its images, so those that the model was trained on are found by name and"
+            " size; renamed ones are not."
+        )
     is_unknown = trained_on is None and trained_with is None and recognized(predictor.model.info.label_names) is None
     if is_unknown and split == "all":
         yield (

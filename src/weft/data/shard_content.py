@@ -1,21 +1,16 @@
-"""Content of a tar shard, by one pass over its headers: images, label files, and what is left out."""
+"""Content of a tar shard, by one pass over its headers: images with their classes, and what is left out."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import tarfile
 import zlib
 from collections import Counter
-from dataclasses import dataclass, field
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
-from weft.data.decode import BadImage
 from weft.data.formats import HEAD_BYTES, archive_kind_of, sniff
-from weft.data.inventory import Inventory
 from weft.data.remote import RemoteCache, RemoteFile
-from weft.data.source import BadFile, bad_file
 from weft.data.tree import EXTENSIONS, extension, is_junk
 from weft.errors import DataError
 from weft.text import printable, reason_of
@@ -23,81 +18,43 @@ from weft.text import printable, reason_of
 LABELS = ("cls", "json", "txt")  # where a sample has several, the first of these decides
 MAX_LABEL_BYTES = 1 << 16
 _PIECE = 1 << 20  # bytes of one read
-ShardImage = tuple[str, str, str, list[str]]
-"""Key, class (empty without label file), split, and folders in the archive of an image."""
 
 
-@dataclass
-class ShardContent:
+class ShardContent(NamedTuple):
     """Content of one archive.
 
     Attributes:
-        name: of the archive in keys.
-        images: offset and size in bytes, by name.
-        labels: place of the extension in `LABELS` and the class, by the name of the label file without extension.
-        links: their targets.
+        images: offset and size in bytes, and class (empty without label file), by name.
         ignored, skipped: as in `Inventory`.
-        sparse: images that are stored as sparse files.
-        is_ended: whether the archive has an end marker.
+        bad: name (empty for the archive itself), and reason and detail of `BadImage`.
     """
 
-    name: str
-    images: dict[str, tuple[int, int]] = field(default_factory=dict)
-    labels: dict[str, tuple[int, str]] = field(default_factory=dict)
-    links: list[str] = field(default_factory=list)
-    ignored: Counter[str] = field(default_factory=Counter)
-    skipped: Counter[str] = field(default_factory=Counter)
-    sparse: list[str] = field(default_factory=list)
-    is_ended: bool = True
+    images: dict[str, tuple[int, int, str]]
+    ignored: Counter[str]
+    skipped: Counter[str]
+    bad: list[tuple[str, str, str]]
 
     def packed(self) -> bytes:
         """Return the content for the cache."""
-        return zlib.compress(json.dumps(dataclasses.asdict(self)).encode(), 1)
+        return zlib.compress(json.dumps(self).encode(), 1)
 
     @classmethod
-    def unpacked(cls, name: str, data: bytes) -> ShardContent | None:
-        """Return the result of `packed` under a name; None of damaged data."""
+    def unpacked(cls, data: bytes) -> ShardContent | None:
+        """Return the content from the result of `packed`; None of damaged data."""
         try:
-            values = json.loads(zlib.decompress(data))
-            counters = {key: Counter(values[key]) for key in ("ignored", "skipped")}
-            return cls(**{**values, **counters, "name": name})
-        except (zlib.error, ValueError, TypeError, KeyError):
+            images, ignored, skipped, bad = json.loads(zlib.decompress(data))
+            return cls(images, Counter(ignored), Counter(skipped), bad)
+        except (zlib.error, ValueError, TypeError):
             return None
 
-    def samples(self, split: str, inventory: Inventory) -> list[ShardImage]:
-        """Return the images with their label files; of several with one label file the first with the shortest ending,
-        and add the other files to the counts of an inventory."""
-        inventory.ignored += self.ignored
-        inventory.skipped += self.skipped
-        for name in self.sparse:
-            problem = BadImage("", "damaged", "it is stored as a sparse file; pack it with tar -cf")
-            inventory.bad.append(bad_file(f"{self.name}/{name}", problem, split))
-        if not self.is_ended:
-            message = f"{printable(self.name)} has no end marker: its last images may be missing. Copy it again."
-            inventory.bad.append(BadFile(self.name, "truncated", message, split))
-        stems = {name: self._stem(name) for name in self.images}
-        chosen: dict[str, str] = {}
-        for name in sorted(stems, key=lambda name: name.count(".")):
-            chosen.setdefault(stems[name] or name, name)
-        unused = self.labels.keys() - set(stems.values())
-        inventory.ignored.update(LABELS[self.labels[stem][0]] for stem in unused)
-        inventory.skipped.update("link-to-listed" if to in self.images else "broken-link" for to in self.links)
-        inventory.skipped += Counter({"same-sample": len(stems) - len(chosen)})  # without zeros
-        return [
-            (
-                f"{self.name}/{name}",
-                self.labels[stem][1] if stem else "",
-                split,
-                [part for part in name.split("/")[:-1] if part != ".."],
-            )
-            for name, stem in stems.items()
-            if chosen[stem or name] == name
-        ]
-
     @classmethod
-    def read(cls, shard: str | RemoteFile, name: str, cache: RemoteCache) -> ShardContent:
-        """Read the headers of an archive, and its label files."""
-        content, path = cls(name), shard.url if isinstance(shard, RemoteFile) else shard
+    def read(cls, shard: str | RemoteFile, cache: RemoteCache) -> ShardContent:
+        """Read the headers of an archive, and its label files.
+
+        Raises:
+            DataError: it is no tar file, or damaged.
+        """
+        path = shard.url if isinstance(shard, RemoteFile) else shard
         must = f"A shard must be an uncompressed tar file; '{printable(path)}' cannot be read"
         try:
             if os.path.exists(path) and not os.path.isfile(path):
@@ -106,14 +63,20 @@ class ShardContent:
                 if (kind := archive_kind_of(file.read(tarfile.BLOCKSIZE))) not in ("", "a tar archive"):
                     raise DataError(f"{must} (it is {kind}). Unpack it, and pass the folder.")
                 file.seek(0)
-                content._read(file, must)
+                return cls(*_Files(file, must).resolved())
         except DataError:
             raise
         except Exception as error:  # tarfile raises many types for malformed headers: ValueError, OverflowError, ...
             raise DataError(f"{must} ({getattr(error, 'strerror', None) or reason_of(error)}).") from error
-        return content
 
-    def _read(self, file: BinaryIO, must: str) -> None:
+
+class _Files:
+    """Files of an archive: places of images, labels by the name of their file without extension, targets of links."""
+
+    def __init__(self, file: BinaryIO, must: str) -> None:
+        self.images, self.labels = dict[str, tuple[int, int]](), dict[str, tuple[int, str]]()
+        self.ignored, self.skipped = Counter[str](), Counter[str]()
+        self.links, self.bad = list[str](), list[tuple[str, str, str]]()
         with tarfile.open(fileobj=file, mode="r:") as opened:
             archive: Any = opened  # untyped: `members` below is not in its type stubs
             num_bytes = os.fstat(file.fileno()).st_size
@@ -126,7 +89,10 @@ class ShardContent:
             # tarfile also ends at a header that it cannot read
             file.seek(archive.offset)
             header = file.read(tarfile.BLOCKSIZE)
-            self.is_ended = header != b""
+            if not header:
+                self.bad.append(
+                    ("", "truncated", "it has no end marker: its last images may be missing; copy it again")
+                )
             if any(header):
                 raise DataError(f"{must} (its header at byte {archive.offset:,} is damaged). Copy it again.")
             if any(any(piece) for piece in iter(lambda: file.read(_PIECE), b"")):
@@ -134,6 +100,24 @@ class ShardContent:
                     f"{must} (it has more content after its end marker, as joined archives have). Unpack it with"
                     " `tar -i -xf`, and pass the folder."
                 )
+
+    def resolved(self) -> tuple[Any, ...]:
+        """Return the values of `ShardContent`. Of several images with one label file, the one with the shortest ending
+        is read."""
+        stem_of = {name: self._stem(name) for name in self.images}
+        chosen: dict[str, str] = {}
+        for name in sorted(stem_of, key=lambda name: name.count(".")):
+            chosen.setdefault(stem_of[name] or name, name)
+        unused = self.labels.keys() - set(stem_of.values())
+        self.ignored.update(LABELS[self.labels[stem][0]] for stem in unused)
+        self.skipped.update("link-to-listed" if to in self.images else "broken-link" for to in self.links)
+        self.skipped += Counter({"same-sample": len(stem_of) - len(chosen)})  # without zeros
+        images = {
+            name: (*self.images[name], self.labels[stem][1] if stem else "")
+            for name, stem in stem_of.items()
+            if chosen[stem or name] == name
+        }
+        return images, self.ignored, self.skipped, self.bad
 
     def _add(self, member: tarfile.TarInfo, file: BinaryIO) -> None:
         """Add a file of the archive to the images, labels or counts."""
@@ -151,7 +135,7 @@ class ShardContent:
         elif not (member.isreg() or member.islnk()):
             skipped["special"] += 1
         elif member.issparse():
-            self.sparse.append(name)
+            self.bad.append((name, "damaged", "it is stored as a sparse file; pack it with tar -cf"))
         elif ending in LABELS:
             stem, rank = name[: -len(ending) - 1], LABELS.index(ending)
             label = _label(_start(file, place, MAX_LABEL_BYTES + 1), ending)

@@ -16,7 +16,7 @@ from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,8 +25,8 @@ from weft.data.decode import MAX_BYTES, BadImage, ImageInfo, image_header
 from weft.data.index import SAVE_S, SETTLED_NS, FileIndex, in_threads, stamp_of
 from weft.data.inventory import Inventory
 from weft.data.remote import RemoteCache, RemoteFile, is_remote, remote_file
-from weft.data.shard_content import LABELS, ShardContent, ShardImage, open_archive
-from weft.data.source import BadFile, sort_class_names
+from weft.data.shard_content import LABELS, ShardContent, open_archive
+from weft.data.source import bad_file, sort_class_names
 from weft.data.split_names import split_folders, split_of
 from weft.data.tree import is_folder_of, is_junk, nested_folders, num_beside
 from weft.errors import DataError, UsageError
@@ -39,6 +39,15 @@ CACHE_BYTES = 50 << 30  # of shards on a server that are kept on disk
 START_BYTES = 1 << 16  # of a file in a shard that mostly contain the header of an image
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 ANY_NAME: Any = {"errors": "surrogateescape"}  # of a file
+
+
+class ShardImage(NamedTuple):
+    """An image in a shard: its key, class (empty without label file), split, and folders in the archive."""
+
+    key: str
+    label: str
+    split: str
+    folders: list[str]
 
 
 class ShardReader:
@@ -126,16 +135,22 @@ def open_shards(data: str, *, cache_bytes: int = CACHE_BYTES, fresh: bool = Fals
     if os.path.isdir(data):
         num_hidden = sum(is_junk(entry.name) for entry in Path(data).iterdir())
         inventory.skipped += Counter(hidden=num_hidden, beside=num_beside(data))
-    images, keys, counts = list[ShardImage](), list[str](), dict[str, int]()
-    places, stamps = array("q"), array("q")
-    listed = _listed(shards, [names[path] for path in splits], cache, fresh=fresh)
-    for number, (split, (shard, stamp)) in enumerate(zip(splits.values(), listed, strict=True)):
-        images += shard.samples(split if is_given else "", inventory)
-        counts[f"{shard.name}/"] = len(shard.images)
-        for name, (offset, size) in shard.images.items():
-            keys.append(f"{shard.name}/{name}")
+    images, counts, places, stamps = list[ShardImage](), dict[str, int](), array("q"), array("q")
+    listed = _listed(shards, cache, fresh=fresh)
+    for number, ((path, side), (shard, stamp)) in enumerate(zip(splits.items(), listed, strict=True)):
+        name, split = names[path], side if is_given else ""
+        inventory.ignored += shard.ignored
+        inventory.skipped += shard.skipped
+        for file, reason, detail in shard.bad:
+            key = f"{name}/{file}" if file else name
+            inventory.bad.append(bad_file(key, BadImage("", reason, detail), split))
+        counts[f"{name}/"] = len(shard.images)
+        for file, (offset, size, label) in shard.images.items():
+            folders = [part for part in file.split("/")[:-1] if part != ".."]
+            images.append(ShardImage(f"{name}/{file}", label, split, folders))
             places.extend((number, offset, size))
             stamps.extend((size, *stamp[1:]))
+    keys = [image.key for image in images]
     reader.numbers = dict(zip(keys, itertools.count()))
     reader.places, stamps_of = (np.frombuffer(column, np.int64).reshape(-1, 3) for column in (places, stamps))
     if not is_given:
@@ -149,7 +164,7 @@ def open_shards(data: str, *, cache_bytes: int = CACHE_BYTES, fresh: bool = Fals
 
 
 def _listed(
-    shards: Sequence[str | RemoteFile], names: Sequence[str], cache: RemoteCache, *, fresh: bool
+    shards: Sequence[str | RemoteFile], cache: RemoteCache, *, fresh: bool
 ) -> Iterator[tuple[ShardContent, tuple[int, int, int]]]:
     """Yield the content of every shard, and its stamp as that of a file; from the cache as far as it is known there."""
     table = CacheTable(FILE, "shard BLOB PRIMARY KEY, stamp TEXT, content BLOB", MAX_CACHED)
@@ -162,7 +177,7 @@ def _listed(
         query = "SELECT content FROM rows WHERE shard = ? AND stamp = ?"
         for number, (key, stamp) in enumerate(zip(keys, stamps, strict=True)):
             row = opened.execute(query, (key, f"{__version__} {stamp}")).fetchone()
-            if row is not None and (shard := ShardContent.unpacked(names[number], row[0])) is not None:
+            if row is not None and (shard := ShardContent.unpacked(row[0])) is not None:
                 known[number] = shard
 
     def save() -> None:
@@ -174,7 +189,7 @@ def _listed(
     if not fresh:
         table.use(load)
     new = in_threads(
-        lambda number: ShardContent.read(shards[number], names[number], cache),
+        lambda number: ShardContent.read(shards[number], cache),
         [number for number in range(len(shards)) if number not in known],
         chunk_size=1,
     )
@@ -193,12 +208,11 @@ def _listed(
 
 
 def _inner_split(images: list[ShardImage], inventory: Inventory) -> list[ShardImage]:
-    """Return the images with the split of the folders that they are in, such as `photos/train/cat/1.jpg`; the rule of
-    a folder. A note names the folders of no side, whose images are left out."""
-    base = _base([folders for *_, folders in images])
-    tops = ["".join(folders[base : base + 1]) for *_, folders in images]
+    """Return the images with the split of their folders, such as `photos/train/cat/1.jpg`; a note names the others."""
+    base = _base([image.folders for image in images])
+    tops = ["".join(image.folders[base : base + 1]) for image in images]
     # a `train` that contains images without a label is a class
-    of_sides = (image[3][base] for image in images if len(image[3]) > base + (not image[1]))
+    of_sides = (image.folders[base] for image in images if len(image.folders) > base + (not image.label))
     sides = split_folders(set(of_sides))
     if not sides:
         return images
@@ -208,33 +222,29 @@ def _inner_split(images: list[ShardImage], inventory: Inventory) -> list[ShardIm
         name = printable(inventory.name)
         inventory.remarks.append(f"Not read, because {printable(train)}/ exists in {name}: {where}.")
     pairs = zip(images, tops, strict=True)
-    return [(key, label, sides[top], folders) for (key, label, _, folders), top in pairs if top in sides]
+    return [image._replace(split=sides[top]) for image, top in pairs if top in sides]
 
 
 def _add_images(images: list[ShardImage], inventory: Inventory) -> None:
     """Add images with their classes: those of label files, else the folders, as in a folder of class folders."""
-    is_labelled = any(label for _, label, *_ in images)  # a folder of labelled images is no class
+    is_labelled = any(image.label for image in images)  # a folder of labelled images is no class
     by_split: dict[str, list[list[str]]] = defaultdict(list)
-    for _, _, split, folders in images:
-        by_split[split].append(folders)
+    for image in images:
+        by_split[image.split].append(image.folders)
     bases = {split: _base(paths) for split, paths in by_split.items()}
+    where = ", ".join(f".{ending}" for ending in LABELS) + ("" if is_labelled else ", and no folder")
     for key, label, split, folders in images:
         label = label or "".join(folders[bases[split] :][:1] if not is_labelled else ())
         if label:
             inventory.add(key, label, split)
-            continue
-        text = f"{printable(key)} has no label ({', '.join(f'.{ending}' for ending in LABELS)})"
-        text += "." if is_labelled else ", and is in no folder."
-        inventory.bad.append(BadFile(key, "no-class", text, split))
+        else:
+            inventory.bad.append(bad_file(key, BadImage("", "no-class", f"no {where}"), split))
     if not is_labelled:
         inventory.nested = nested_folders(folders[bases[split] :] for _, _, split, folders in images)
 
 
 def _base(paths: list[list[str]]) -> int:
-    """Return the number of folders around all others: 1 for `photos/cat/1.jpg`, `photos/dog/1.jpg`.
-
-    Single images next to the further folders do not count.
-    """
+    """Return the number of folders around all others, but for single images: 1 for `photos/cat/1.jpg`."""
     depth = 0
     while True:
         inside = [folders[depth:] for folders in paths if len(folders) > depth]

@@ -6,7 +6,6 @@ A file is the same as before if its size and the times of its last change (mtime
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import itertools
 import json
@@ -16,7 +15,7 @@ import time
 import zlib
 from array import array
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -50,12 +49,11 @@ RECORD = np.dtype(
     [
         *(("size", "<i8"), ("mtime", "<i8"), ("ctime", "<i8")),  # bytes, ns, ns
         *(("level", "u1"), ("height", "<i4"), ("width", "<i4")),
-        *(("notes", "<u2"), ("header_notes", "<u2")),  # a bit for each of `NOTES`; those that the header shows
+        ("notes", "<u2"),  # a bit for each of `NOTES`
         ("digest", "V12"),  # of the content, if it was decoded
     ]
 )
 STAMP = ["size", "mtime", "ctime"]
-NOTES_IN_ORDER = tuple(NOTES)
 CONTEXT = f"{__version__} {PIL.__version__} {heif_version()} {' '.join(NOTES)}"  # of another, nothing is known
 PASSING = {"missing", "not-a-file", "unreadable", "no-decoder", "out-of-memory", "too-many-pixels"}
 """Reasons of `BadImage` that the bytes of the file do not decide alone."""
@@ -66,11 +64,10 @@ Progress = Callable[[int, int], None]
 
 
 class Found(NamedTuple):
-    """Result of a check: its level, properties of the image by its header and by its pixels, the problem that this
-    level found, hash and size of the content."""
+    """Result of a check: its level, properties of the image, the problem that this level found, hash and size of the
+    content."""
 
     level: int
-    header: ImageInfo | None = None
     info: ImageInfo | None = None
     problem: BadImage | None = None
     digest: bytes = b""
@@ -109,9 +106,8 @@ class FileIndex:
         self.keys, self.records = keys, np.zeros(len(keys), RECORD)
         self.problems: dict[int, BadImage] = {}
         self.values: dict[int, Values] = {}
-        self._folders, self._ends = list(counts), list(itertools.accumulate(counts.values()))
-        starts = [0, *self._ends]
-        self.spans = {name: slice(*ends) for name, *ends in zip(counts, starts, self._ends, strict=False)}
+        ends = itertools.accumulate(counts.values())
+        self.spans = {name: slice(end - counts[name], end) for name, end in zip(counts, ends, strict=True)}
         self._is_new = np.zeros(len(keys), bool)
         columns = "folder BLOB PRIMARY KEY, context TEXT, names BLOB, records BLOB, special TEXT, crc INTEGER"
         self._table = CacheTable(FILE, columns, MAX_CACHED) if stamps is not None else None
@@ -210,12 +206,11 @@ class FileIndex:
             record["size"], record["digest"] = found.size, np.void(found.digest or bytes(12))
         if found.problem is not None:
             self.problems[place] = found.problem
-        for column, info in (("header_notes", found.header), ("notes", found.info)):
-            if info is not None:
-                record["height"], record["width"] = info.size
-                record[column] = sum(1 << NOTES_IN_ORDER.index(note) for note in set(info.notes))
-                if info.values is not None:
-                    self.values[place] = info.values
+        if (info := found.info) is not None:
+            record["height"], record["width"] = info.size
+            record["notes"] = bits_of(info.notes)
+            if info.values is not None:
+                self.values[place] = info.values
 
     @contextlib.contextmanager
     def _first(self) -> Iterator[bool]:
@@ -239,7 +234,7 @@ class FileIndex:
 
         def read(table: sqlite3.Connection) -> None:
             query = "SELECT names, records, special, crc FROM rows WHERE folder = ? AND context = ?"
-            for folder in self._folders:
+            for folder in self.spans:
                 row = table.execute(query, (self._key(folder), CONTEXT)).fetchone()
                 with contextlib.suppress(TypeError, AttributeError):  # a damaged page may give values of other types
                     if row is not None and _crc(*row[:3]) == row[3]:
@@ -269,23 +264,19 @@ class FileIndex:
         """Write what was found since the last time."""
         if self._table is None or not self._is_new.any():
             return
-        levels = self.records["level"].copy()
-        levels[self.records["ctime"] >= self._began - SETTLED_NS] = UNKNOWN
-        special = defaultdict[str, dict[int, Any]](dict)
-        for place in self.problems.keys() | self.values.keys():
-            problem, values = self.problems.get(place), self.values.get(place)
-            if problem is not None and problem.reason in PASSING:
-                levels[place] = UNKNOWN
-            if levels[place] != UNKNOWN:
-                folder = self._folders[bisect.bisect_right(self._ends, place)]
-                told = None if problem is None else (problem.reason, problem.detail)
-                special[folder][place - self.spans[folder].start] = told, values
         rows = []
-        for number in np.unique(np.searchsorted(self._ends, np.flatnonzero(self._is_new), "right")).tolist():
-            folder = self._folders[number]
-            records = self.records[self.spans[folder]].copy()
-            records["level"] = levels[self.spans[folder]]
-            row = self._names(folder), records.tobytes(), json.dumps(special[folder])
+        for folder, span in self.spans.items():
+            if not self._is_new[span].any():
+                continue
+            records, special = self.records[span].copy(), dict[int, Any]()
+            records["level"][records["ctime"] >= self._began - SETTLED_NS] = UNKNOWN
+            for i, place in enumerate(range(span.start, span.stop)):
+                problem, values = self.problems.get(place), self.values.get(place)
+                if problem is not None and problem.reason in PASSING:
+                    records["level"][i] = UNKNOWN
+                if (problem or values) and records["level"][i] != UNKNOWN:
+                    special[i] = None if problem is None else (problem.reason, problem.detail), values
+            row = self._names(folder), records.tobytes(), json.dumps(special)
             rows.append((self._key(folder), CONTEXT, *row, _crc(*row)))
         self._table.use(
             lambda table: table.executemany("INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?, ?, ?)", rows) and None,
@@ -355,6 +346,11 @@ def stamp_of(path: str | Path) -> tuple[int, int, int]:
     except (OSError, ValueError):  # ValueError: NUL byte in the name
         return 0, 0, 0
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def bits_of(notes: Iterable[str]) -> int:
+    """Return the bits of some of `NOTES` in a record."""
+    return sum(1 << number for number, note in enumerate(NOTES) if note in notes)
 
 
 def _crc(names: bytes, records: bytes, special: str) -> int:

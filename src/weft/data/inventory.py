@@ -17,7 +17,7 @@ from weft.data.bit_depth import Values, common_range
 from weft.data.colour import NOTES
 from weft.data.decode import BadImage, as_bad, image_header, image_info
 from weft.data.formats import MAX_PIXELS
-from weft.data.index import DECODED, HEADER, UNKNOWN, Digests, FileIndex, Found, Progress
+from weft.data.index import DECODED, HEADER, UNKNOWN, Digests, FileIndex, Found, Progress, bits_of
 from weft.data.source import BadFile, FileReader, Reader, bad_file
 from weft.data.split_names import held_out_side
 from weft.data.tree import EXTENSIONS, extension
@@ -228,9 +228,11 @@ def check_images(
     inventory.level, inventory.usable = level, np.concatenate([inventory.usable, numbers[~is_bad]])
     if level < HEADER:
         return
-    column = "notes" if level == DECODED else "header_notes"
-    for place, note in enumerate(NOTES):
-        inventory.notes[note] += int((index.records[column][usable] >> place & 1).sum())
+    notes = index.records["notes"][usable]
+    if level == HEADER:  # which shows no conversion, unless an image of more than 8 bits is decoded for its values
+        notes = np.where(notes & bits_of(["16-bit"]), notes, notes & bits_of(["extension"]))
+    for note in NOTES:
+        inventory.notes[note] += np.count_nonzero(notes & bits_of([note]))
     inventory.notes = +inventory.notes
     sizes = np.stack([index.records[side][usable] for side in ("height", "width")], axis=1)
     inventory.sizes = np.concatenate([inventory.sizes, sizes])
@@ -243,21 +245,21 @@ def _found(read: Reader, level: int, max_pixels: int, key: str) -> Found:
     header, data = getattr(read, "header", None), b""  # of readers that need not read the whole file for it
     try:
         if level == HEADER and header is not None:
-            by_header = header(key, max_pixels)
+            info = header(key, max_pixels)
         else:
             data = read(key)
-            by_header = image_header(data, max_pixels=max_pixels)
+            info = image_header(data, max_pixels=max_pixels)
     except (BadImage, OSError) as err:
         return Found(HEADER, problem=as_bad(err))
-    info, problem, hashed, size = None, None, b"", len(data) or None
+    problem, hashed, size = None, b"", len(data) or None
     if level == DECODED:
         try:
             info, hashed = image_info(data, max_pixels=max_pixels), content_hash(data)
         except BadImage as err:
             problem = as_bad(err)
-    if EXTENSIONS.get(extension(key), by_header.format) != by_header.format:
-        by_header, info = (one and one._replace(notes=(*one.notes, "extension")) for one in (by_header, info))
-    return Found(level, by_header, info, problem, hashed, size)
+    if EXTENSIONS.get(extension(key), info.format) != info.format:
+        info = info._replace(notes=(*info.notes, "extension"))
+    return Found(level, info, problem, hashed, size)
 
 
 def content_hash(data: bytes) -> bytes:

@@ -11,14 +11,12 @@ import timm
 import torch
 from PIL import Image
 from timm.data import create_transform, resolve_data_config
-from torchvision import transforms
 
 from tests.data.pictures import encoded, photo
 from weft.data import eval_transform, open_image, train_transform
-from weft.data.colour import Picture
 from weft.data.preprocessing import visible
 from weft.data.seeding import seeded_rng
-from weft.data.transforms import _rand_augment, _Shift, posterize_at_least_one_bit
+from weft.data.transforms import _rand_augment, posterize_at_least_one_bit
 from weft.errors import UsageError
 
 PHOTO = Image.fromarray(photo(90, 120))
@@ -26,18 +24,6 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 UNIT = ((0.0,) * 3, (1.0,) * 3)  # mean and std that leave 0 to 1 as it is
 PLAIN = {"crop_pct": 1.0, "mean": UNIT[0], "std": UNIT[1]}
 WHOLE = {"crop": "resized", "scale": (1.0, 1.0), "ratio": (1.0, 1.0)}  # the whole image
-
-
-@pytest.mark.parametrize(("size", "margin"), [(32, 4), (48, 6)])
-def test_a_shift_is_torchvisions_draw_for_draw(size, margin):
-    pixels = np.random.default_rng(0).integers(0, 256, (size, size, 3), dtype=np.uint8)
-    shift = _Shift((size, size), margin, "bicubic")
-    theirs = transforms.RandomCrop((size, size), padding=margin, padding_mode="edge")
-    for seed in range(40):
-        torch.manual_seed(seed)
-        expected = theirs(Image.fromarray(pixels))
-        torch.manual_seed(seed)
-        assert np.array_equal(shift(Picture(pixels)), expected)
 
 
 @pytest.mark.parametrize("in_chans", [1, 3])

@@ -159,9 +159,10 @@ def _window(
             modes = ("bilinear", "bicubic") if interpolation == "random" else (interpolation,)
             return _ResizedCrop(size, scale, ratio, modes)
         case "shift":
-            return _Shift(size, max(round(min(size) * PADDED_RATIO), 1), whole.interpolation)
+            return _RandomCrop(size, size, max(round(min(size) * PADDED_RATIO), 1), whole.interpolation)
         case "cut":
-            return _Cut(size, whole.interpolation)
+            height, width = size
+            return _RandomCrop(size, (height + CUT_MARGIN, width + CUT_MARGIN), 0, whole.interpolation)
         case _:
             raise UsageError(f"crop must be auto, resized, shift, cut or none; got '{crop}'.")
 
@@ -196,34 +197,19 @@ class _ResizedCrop:
         return (height - tall) // 2, (width - wide) // 2, tall, wide
 
 
-class _Shift:
-    """Shift a resized image at random by up to `margin` pixels in each direction, with edge padding.
+class _RandomCrop:
+    """Resize an image, repeat its edge, and cut out the size at random: torchvision's RandomCrop, also in its draws."""
 
-    Equal to torchvision's RandomCrop with edge padding, also in its random draws.
-    """
-
-    def __init__(self, size: tuple[int, int], margin: int, mode: str):
-        self.size, self.margin, self.mode = size, margin, mode
+    def __init__(self, size: tuple[int, int], scaled: tuple[int, int], margin: int, mode: str):
+        self.size, self.scaled, self.mode = size, scaled, mode
         # of the padded image: the row and the column of the image that each shows
-        self.rows, self.cols = (np.arange(-margin, side + margin).clip(0, side - 1) for side in size)
+        self.rows, self.cols = (np.arange(-margin, side + margin).clip(0, side - 1) for side in scaled)
 
     def __call__(self, image: Picture) -> np.ndarray:
-        pixels, (height, width) = _resized(image.whole(), self.size, self.mode), self.size
-        top, left = (int(torch.randint(2 * self.margin + 1, (1,))) for _ in range(2))
+        pixels, (height, width) = _resized(image.whole(), self.scaled, self.mode), self.size
+        top = int(torch.randint(len(self.rows) - height + 1, (1,)))
+        left = int(torch.randint(len(self.cols) - width + 1, (1,)))
         return pixels.take(self.rows[top : top + height], 0).take(self.cols[left : left + width], 1)
-
-
-class _Cut:
-    """Resize an image to a margin more than the size, and cut out the size at random, as torchvision's RandomCrop."""
-
-    def __init__(self, size: tuple[int, int], mode: str):
-        self.size, self.mode = size, mode
-
-    def __call__(self, image: Picture) -> np.ndarray:
-        (height, width), (tall, wide) = self.size, (side + CUT_MARGIN for side in self.size)
-        pixels = _resized(image.whole(), (tall, wide), self.mode)
-        top, left = (int(torch.randint(CUT_MARGIN + 1, (1,))) for _ in range(2))
-        return pixels[top : top + height, left : left + width]
 
 
 def _resized(pixels: np.ndarray, size: tuple[int, int], mode: str) -> np.ndarray:

@@ -42,8 +42,16 @@ from weft.data.colour import (
     orientation,
     to_rgb,
 )
-from weft.data.formats import FORMATS, HEAD_BYTES, MAX_PIXELS, archive_kind_of, is_cut, sniff
-from weft.data.jpeg_ends import is_ended, with_end_marker
+from weft.data.formats import (
+    FORMATS,
+    HEAD_BYTES,
+    MAX_PIXELS,
+    archive_kind_of,
+    is_cut,
+    is_ended,
+    sniff,
+    with_end_marker,
+)
 from weft.errors import DataError
 from weft.lazy import LazyModule
 from weft.text import one_line, printable

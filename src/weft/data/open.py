@@ -28,12 +28,12 @@ from weft.data.formats import MAX_PIXELS
 from weft.data.index import DECODED, HEADER, UNKNOWN, Progress
 from weft.data.inventory import Inventory, check_images
 from weft.data.library import open_hf, open_torchvision
-from weft.data.parquet import SUFFIX
 from weft.data.remote import is_remote
 from weft.data.shards import CACHE_BYTES, ShardReader, is_shards, open_shards, shard_paths
 from weft.data.source import KeyedSource, Splits
 from weft.data.split import DEFAULT, GroupError, Side, SplitPlan, assign, grouped, limited, with_trained_classes
 from weft.data.table import SUFFIXES, open_table
+from weft.data.tabular import PARQUET
 from weft.data.tree import is_folder_of
 from weft.errors import DataError, UsageError
 from weft.text import count, printable
@@ -216,7 +216,7 @@ def _opened(
     is_table = text.endswith(SUFFIXES) and (path.is_file() or not path.exists())
     if is_shards(text):
         inventory = open_shards(text, cache_bytes=cache_bytes, fresh=fresh)
-    elif is_table or is_folder_of(path, SUFFIX):
+    elif is_table or is_folder_of(path, PARQUET):
         inventory = open_table(path, group, image, label)
     elif os.path.lexists(text) or not (kind in ("torchvision", "hf") or text in (DIGITS, *ALIASES)):
         inventory = open_folder(data, test=test, follow_links=follow_links, fresh=fresh, sniffs=sniffs)

@@ -7,7 +7,6 @@ the table. Spaces around a column name, a path or a label count nothing.
 
 from __future__ import annotations
 
-import csv
 import os
 import re
 from collections import Counter, defaultdict
@@ -15,15 +14,14 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from weft.data.inventory import Inventory
-from weft.data.parquet import SUFFIX, read_parquet
 from weft.data.source import FileReader, sort_class_names
 from weft.data.split_names import SIDES, is_flag_of_split, split_of
-from weft.data.tabular import Table, read_text_table, shown
+from weft.data.tabular import PARQUET, Table, read_table, shown
 from weft.data.tree import EXTENSIONS, extension, num_beside, walk
 from weft.errors import DataError, unknown
-from weft.text import count, first_few, printable
+from weft.text import count, first_few
 
-SUFFIXES = (".csv", ".tsv", SUFFIX)
+SUFFIXES = (".csv", ".tsv", PARQUET)
 IMAGE = ("image", "path", "file", "filename", "filepath", "imagepath", "imagefile", "imagename", "img", "imgpath")
 IMAGE_ID = ("imageid", "imgid", "id")  # the image only if no other column names a file
 LABEL = ("label", "class", "target", "classname", "labelname", "category", "categoryname")
@@ -47,11 +45,7 @@ def open_table(path: Path, group: str | None = None, image: str | None = None, l
         DataError: the table cannot be read, lacks a column, a row lacks a value, or no path leads to a file.
         UsageError: there is no column `image` or `label`, or a library for Parquet is not installed.
     """
-    try:
-        table = read_table(path, image)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise DataError(f"A table of images must be readable; '{printable(str(path))}' is not ({reason}).") from error
+    table = read_table(path, image)
     keys, names, splits, labels = _images(table, path.parent, group, image, label)
     own = table.classes.get(labels[0], [])
     classes = own + sort_class_names(set(names) - {"", *own})
@@ -63,15 +57,6 @@ def open_table(path: Path, group: str | None = None, image: str | None = None, l
     if path.is_dir():
         inventory.skipped = +Counter(beside=num_beside(path))
     return inventory
-
-
-def read_table(path: Path, image: str | None = None) -> Table:
-    """Read a table, or a folder of Parquet files; `image` is their column of images, if it is known.
-
-    Raises:
-        OSError, UnicodeDecodeError, csv.Error, DataError: it cannot be read.
-    """
-    return read_parquet(path, image) if path.suffix == SUFFIX or path.is_dir() else read_text_table(path)
 
 
 def _images(
@@ -110,7 +95,6 @@ def _images(
                 f"Column '{shown(of_images)}' of '{table.name}' must have paths; row {number} has '{shown(key)}'."
                 " Choose the column of paths: --set data.image=COLUMN."
             )
-    _check_once(keys, table)
     if table.read is None or table.image != of_images:
         table.read = None
         keys = _located(keys, folder, of_images, table.name, notes)

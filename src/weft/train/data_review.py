@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import itertools
 from collections import Counter
@@ -17,7 +16,8 @@ from weft.data.decode import image_to_show
 from weft.data.folder import check_outside, paths_of
 from weft.data.open import check_exists
 from weft.data.source import pixel_limit
-from weft.data.table import SUFFIXES, read_table
+from weft.data.table import SUFFIXES
+from weft.data.tabular import read_table
 from weft.errors import DataError
 from weft.files import check_output, new_directory, sha256_of
 from weft.inference.arguments import InferenceOptions
@@ -159,7 +159,7 @@ def _group_column(data: Path, image: str | None, label: str | None) -> str | Non
         return None
     try:
         return GROUP if GROUP in read_table(data, image).columns else None
-    except (OSError, UnicodeDecodeError, csv.Error, DataError):  # `open_data` reports it
+    except DataError:  # `open_data` reports it
         return None
 
 

@@ -138,11 +138,10 @@ def test_a_signal_while_workers_start_is_not_lost(name):
         signal.signal(number, before)
 
 
-def test_an_epoch_does_not_depend_on_those_before(expected):
-    assert_same(epoch_of(varied_loader(), 2), expected[2])
+def test_an_epoch_that_was_left_early_changes_no_other(expected):
     loader = varied_loader(2)
     loader.start_at(0)
-    next(iter(loader))  # left early
+    next(iter(loader))
     assert_same(epoch_of(loader, 1), expected[1])
 
 
@@ -178,21 +177,6 @@ def test_streams_are_what_they_have_always_been():
     assert drawn == pytest.approx((0.15191521726172474, 0.051474827310740046, 0.3178858160972595), abs=1e-12)
 
 
-@pytest.mark.parametrize("num_samples", [1, 2, 100, 1001])
-def test_every_epoch_is_a_permutation(num_samples):
-    orders = [epoch_order(num_samples, 0, epoch).tolist() for epoch in range(3)]
-    assert all(sorted(order) == list(range(num_samples)) for order in orders)
-    if num_samples > 2:
-        assert orders[0] != orders[1]
-        assert epoch_order(num_samples, 1, 0).tolist() != orders[0]
-
-
-def test_orders_are_even():
-    """Over many epochs every sample comes first about equally often (chi-squared, 9 degrees of freedom, p of 1e-6)."""
-    first = np.bincount([epoch_order(10, 0, epoch).tolist()[0] for epoch in range(1000)], minlength=10)
-    assert ((first - 100) ** 2 / 100).sum() < 45.1
-
-
 def test_batches_in_order_without_shuffling_and_whole_ones_on_request():
     plain = ImageDataset(SOURCE, eval_transform({"input_size": (3, 24, 24), "crop_pct": 1.0}))
     loader = make_loader(plain, 5, shuffle=False)
@@ -204,25 +188,15 @@ def test_batches_in_order_without_shuffling_and_whole_ones_on_request():
     assert (len(loader), len(whole), len(list(whole))) == (5, 4, 4)
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"batch_size": 0}, r"batch_size must be at least 1 and workers at least 0; got 0 and 0"),
-        ({"batch_size": 2, "workers": -1}, r"got 2 and -1"),
-        ({"batch_size": 23, "drop_last": True}, r"22 images do not fill one of 23\. Lower batch_size"),
-    ],
-)
-def test_numbers_out_of_range(options, words):
-    with pytest.raises(UsageError, match=words):
+@pytest.mark.parametrize("options", [{"batch_size": 0}, {"batch_size": 2, "workers": -1}])
+def test_numbers_out_of_range(options):
+    with pytest.raises(UsageError, match=r"batch_size must be at least 1 and workers at least 0; got \d and (0|-1)"):
         make_loader(ImageDataset(SOURCE, VARIED), shuffle=True, **options)
 
 
 SPOILT = {
     "vanished": (lambda path: path.unlink(), "the file does not exist"),
     "truncated": (lambda path: path.write_bytes(path.read_bytes()[:500]), "the file is truncated"),
-    "emptied": (lambda path: path.write_bytes(b""), r"it is empty \(0 bytes\)"),
-    "replaced": (lambda path: path.write_bytes(b"<html>"), "its content is none of JPEG"),
-    "folder": (lambda path: (path.unlink(), path.mkdir()), "it must be a regular file"),
 }
 
 
@@ -235,7 +209,8 @@ def lost_message(loader) -> str:
     pytest.fail("nothing was lost")
 
 
-@pytest.mark.parametrize(("how", "workers"), [*((how, 0) for how in SPOILT), ("vanished", 2), ("truncated", 2)])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("how", SPOILT)
 def test_an_image_that_goes_bad_stops_training_in_one_line(tmp_path, how, workers, monkeypatch):
     spoil, reason = SPOILT[how]
     splits = open_data(class_folders(tmp_path, 10))

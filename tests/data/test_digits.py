@@ -47,18 +47,6 @@ def test_a_fifth_of_every_digit_is_held_out_the_same_for_everybody(digits):
     assert hashlib.sha256(" ".join(digits.val.keys).encode()).hexdigest()[:16] == "715250f9ec2ec03b"
 
 
-def test_a_limit_takes_in_turn(digits):
-    few = open_data("digits", SplitPlan(limit=20))
-    assert Counter(few.train.labels) == Counter(few.val.labels) == dict.fromkeys(range(10), 2)
-    assert set(few.val.keys) <= set(digits.val.keys)
-    assert few.train.keys != open_data("digits", SplitPlan(limit=20, seed=1)).train.keys
-
-
-def test_a_list_without_some_digits_is_refused():
-    with pytest.raises(DataError, match=r"\(0, 1\); not among them: 2, 3, 4, 5, 6 and 3 more\."):
-        open_data("digits", classes=["0", "1"])
-
-
 def test_a_folder_of_that_name_comes_first(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert len(open_data("digits", SplitPlan(limit=20)).train) == 20

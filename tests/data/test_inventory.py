@@ -9,10 +9,7 @@ import numpy as np
 
 from tests.data import fuzz
 from tests.data.pictures import encoded, photo
-from tests.data.zoo import class_folders
-from weft.cli import main
 from weft.data import ImageDataset, Inventory, eval_transform, make_loader, open_data, train_transform
-from weft.data.decode import MAX_ASPECT
 from weft.data.inventory import check_images
 
 
@@ -31,19 +28,6 @@ def test_damaged_files_that_pass_the_check_are_trained_and_evaluated_on(tmp_path
             dataset = ImageDataset(source, transform, at_least=at_least, value_range=splits.value_range)
             count = sum(len(labels) for _, labels in make_loader(dataset, 16, shuffle=True))
             assert count == len(source)
-
-
-def test_the_check_names_thin_images_and_duplicates_and_training_refuses_the_former(tmp_path, capsys):
-    class_folders(tmp_path, 3)
-    (tmp_path / "a" / "copy.jpg").write_bytes((tmp_path / "a" / "0000.jpg").read_bytes())
-    (tmp_path / "a" / "thin.png").write_bytes(encoded(photo(1, MAX_ASPECT + 1), "PNG"))
-    assert main(["data", "check", str(tmp_path)]) == 3
-    output = capsys.readouterr().out
-    assert "a/thin.png: too-thin (its longer side is more" in output
-    assert "duplicate, byte-identical: a/0000.jpg = a/copy.jpg" in output
-    splits = open_data(tmp_path, max_bad=0.2)
-    assert [(bad.key, bad.reason) for bad in splits.bad] == [("a/thin.png", "too-thin")]
-    assert len(splits.train) + len(splits.val) == 7
 
 
 def peak(call: Callable[[], object]) -> int:

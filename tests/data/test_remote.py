@@ -121,6 +121,11 @@ def fetched() -> list[Path]:
     return [path for path in (cache_dir() / remote.FOLDER).iterdir() if not path.suffix]
 
 
+def forget() -> None:
+    for path in fetched():
+        path.unlink()
+
+
 def epoch_of(source: KeyedSource, workers: int = 0, *, step: int = 0) -> torch.Tensor:
     loader = make_loader(ImageDataset(source, VARIED), 4, shuffle=True, workers=workers)
     loader.start_at(1, step)
@@ -138,8 +143,7 @@ def test_images_are_those_of_the_disk(server, folder):
 
 def test_lists_are_made_once(server):
     first = opened(server)
-    for path in fetched():
-        path.unlink()
+    forget()
     server.asked.clear()
     again = opened(server)
     assert again.train.keys == first.train.keys
@@ -152,8 +156,7 @@ def test_the_space_is_bounded_and_the_bits_are_the_same(server, folder, workers)
     expected = epoch_of(opened(server).train)
     size = max(path.stat().st_size for path in folder.iterdir())
     train = opened(server, cache_bytes=2 * size).train
-    for path in fetched():
-        path.unlink()
+    forget()
     assert torch.equal(epoch_of(train, workers), expected)
     assert sum(path.stat().st_size for path in fetched()) <= (2 + workers) * size  # each may be fetching one
     assert torch.equal(epoch_of(train, workers, step=3), expected[12:])
@@ -164,17 +167,16 @@ def test_the_space_is_bounded_and_the_bits_are_the_same(server, folder, workers)
 def test_a_server_that_stops_and_comes_back_changes_no_bit(server, workers):
     train = opened(server).train
     expected = epoch_of(train)
-    for path in fetched():
-        path.unlink()
+    forget()
     server.refusals, server.cuts = 5, 1
     assert torch.equal(epoch_of(train, workers), expected)
     assert server.refusals == 0
 
 
-def test_a_shard_that_stays_away_is_named(server, folder):
-    train = opened(server).train
-    for path in fetched():
-        path.unlink()
+@pytest.mark.parametrize("takes_next", [None, True])
+def test_a_shard_that_stays_away_is_named_and_no_damaged_image(takes_next, server, folder):
+    train = opened(server, takes_next=takes_next).train
+    forget()
     server.refusals = 1_000
     with pytest.raises(DataError, match=r"http://127\.0\.0\.1:\d+/\d\.tar must be reachable; .*a run can be resumed"):
         epoch_of(train)
@@ -186,8 +188,7 @@ def test_a_shard_that_stays_away_is_named(server, folder):
 
 def test_a_shard_that_changed_is_listed_again_and_refused_in_a_run(server, folder):
     train = opened(server).train
-    for path in fetched():
-        path.unlink()
+    forget()
     tar(folder / "5.tar", [("a/new.jpg", jpeg(999))])
     with pytest.raises(DataError, match=r"/5\.tar must be as it was when the data was opened; it has changed since"):
         epoch_of(train)
@@ -207,28 +208,12 @@ def test_a_changed_shard_of_the_same_size_is_seen_by_the_next_start(server, fold
     assert [key for key in keys if key.startswith("5.tar")] == ["5.tar/a/new.jpg"]
 
 
-def test_a_server_that_is_away_is_no_damaged_image(server):
-    train = opened(server, takes_next=True).train
-    for path in fetched():
-        path.unlink()
-    server.refusals = 1_000
-    with pytest.raises(DataError, match="must be reachable"):
-        epoch_of(train)
-
-
-def test_what_a_killed_process_left_is_removed(server):
-    cache = cache_dir() / remote.FOLDER
-    cache.mkdir(parents=True)
-    (cache / "0123.99-abcd.part").write_bytes(b"half")
-    opened(server)
-    assert not list(cache.glob("*.part"))
-
-
-def test_a_file_that_another_process_fetches_is_left_alone(server):
+def test_what_a_killed_process_left_is_removed_but_no_file_that_another_process_fetches(server):
     """Its number says nothing: it may run on another host, or in another container."""
     cache = cache_dir() / remote.FOLDER
     cache.mkdir(parents=True)
-    (cache / "0123.99-abcd.part").write_bytes(b"half")
+    for name in ("0123.99-abcd.part", "4567.99-abcd.part"):
+        (cache / name).write_bytes(b"half")
     command = [sys.executable, "-c", HOLD, str(cache / "0123.lock")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
@@ -244,16 +229,11 @@ def test_a_cache_that_cannot_be_used_is_named(server):
     (cache_dir() / remote.FOLDER).touch()
     with pytest.raises(DataError, match=r"\d\.tar needs a place in the cache; .*remote cannot be written \("):
         epoch_of(train)
-    for file in cache_dir().glob("*.sqlite3"):
-        file.unlink()
-    with pytest.raises(DataError, match=r"\d\.tar needs a place in the cache; .*remote cannot be written \("):
-        opened(server)
 
 
 def test_a_full_disk_is_not_waited_for(server, monkeypatch):
     train = opened(server).train
-    for path in fetched():
-        path.unlink()
+    forget()
     monkeypatch.setattr(remote, "WAITS_S", (600.0,))
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with (
@@ -266,8 +246,7 @@ def test_a_full_disk_is_not_waited_for(server, monkeypatch):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_prepare_says_in_one_line_that_a_server_is_away(server, tmp_path, workers):
     opened(server)
-    for path in fetched():
-        path.unlink()
+    forget()
     answer = Handler.answer
 
     def answer_heads(handler: Handler) -> None:

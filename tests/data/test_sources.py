@@ -273,13 +273,6 @@ def test_an_added_image_moves_at_most_one_of_its_class(source, options, write):
         assert held_out == sorted(["ant", "bee", "cow"] * 3)
 
 
-def test_the_forms_of_a_table_have_the_same_sides_and_another_seed_has_others(write):
-    made = photos(NAMES[0], ("train",), per_class=15)
-    found = {form: write(form, made, form) for form in ("csv", "parquet of paths")}
-    csv_side, other = (contents(open_data(data, SplitPlan(seed=1)).val) for data in found.values())
-    assert csv_side == other != contents(open_data(found["csv"]).val)
-
-
 @pytest.mark.parametrize("source", ["csv", "shards"])
 def test_worker_processes_read_the_same(source, write):
     """An open file that is forked would share its place."""

@@ -224,12 +224,19 @@ def test_a_given_split_tells_of_groups_on_both_sides(photos, tmp_path):
         ({"group": "patient"}, DataError, "all 24 images are in one"),
         ({"group": "^(ill|well)/"}, DataError, "two groups or more: choose another --group"),
         ({"group": "^(ill|well)/", "folds": 2}, DataError, "too few groups per class"),
-        ({"folds": 1}, UsageError, "folds must be at least 2; got 1"),
-        ({"folds": 3, "fold": 4}, UsageError, r"fold must be from 1 to folds \(3\); got 4"),
         ({"folds": 50, "fold": 49}, DataError, "Every fold must hold out an image; "),
         ({"folds": 50, "fold": 1}, DataError, r"\d+ folds of 50 of .* Pass fewer --folds, or add images"),
+        ({"folds": 1}, UsageError, "folds must be at least 2; got 1"),
+        ({"folds": 3, "fold": 4}, UsageError, r"fold must be from 1 to folds \(3\); got 4"),
+        ({"val_fraction": 0.0}, UsageError, r"val_fraction .* exclusive; got 0\.0"),
+        ({"val_fraction": 1.0}, UsageError, r"val_fraction .* exclusive; got 1\.0"),
+        ({"train_fraction": 0.0}, UsageError, r"train_fraction .* at most 1; got 0\.0"),
+        ({"train_fraction": 1.1}, UsageError, r"train_fraction .* at most 1; got 1\.1"),
+        ({"limit": 0}, UsageError, "limit must be at least 1 image; got 0"),
+        ({"max_bad": -0.1}, UsageError, r"max_bad must be between 0 and 1; got -0\.1"),
+        ({"max_bad": 1.5}, UsageError, r"max_bad must be between 0 and 1; got 1\.5"),
     ],
 )
 def test_impossible_splits_are_refused(photos, arguments, error, words):
     with pytest.raises(error, match=words):
-        open_data(photos, SplitPlan(**arguments))
+        open_data(photos, **arguments) if "max_bad" in arguments else open_data(photos, SplitPlan(**arguments))

@@ -22,57 +22,60 @@ from weft.errors import DataError
 OWN = ["a/0000.jpg", "b/0000.jpg"]
 
 
-def add_image(root: Path) -> None:
-    (root / "store.jpg").write_bytes(jpeg(9))
+def link(root: Path, **targets: str) -> None:
+    for place, target in targets.items():
+        (root / "data" / place.replace("__", "/")).symlink_to(target)
 
 
-def add_folder(root: Path) -> None:
-    class_folders(root / "store", 1, ("c", "d"), first_seed=50)
+def store(root: Path, place: str) -> None:
+    class_folders(root / place, 1, ("c", "d"), first_seed=50)
 
 
-def add_hidden(root: Path) -> None:
-    class_folders(root / "data" / ".store", 1, ("c", "d"), first_seed=50)
+def twice(root: Path) -> None:
+    (root / "store").write_bytes(jpeg(9))
+    link(root, a__x="../../store", b__y="../../store")
 
 
-LINKS = {  # what else there is, links as {place: target}, images found besides `OWN`, what is skipped
-    "loops": (None, {"a/loop": "..", "a/self": ".", "b/other": "../a"}, [], {"link-to-listed": 3}),
-    "a circle": (None, {"circle": "circle"}, [], {"broken-link": 1}),
-    "one image twice": (add_image, {"a/x.jpg": "../../store.jpg", "b/y.jpg": "../../store.jpg"}, ["a/x.jpg"],
-                        {"link-to-listed": 1}),
-    "outside": (add_folder, {"c": "../store/c"}, [], {"link-out": 1}),
-    "hidden store": (add_hidden, {"c": ".store/c", "a/x.jpg": "../.store/d/0000.jpg"}, ["a/x.jpg", "c/0000.jpg"],
-                     {"hidden": 1}),
-}  # fmt: skip
+def outside(root: Path) -> None:
+    store(root, "store")
+    link(root, c="../store/c")
 
 
-@pytest.mark.parametrize("case", LINKS)
-def test_links_show_each_image_once(case, tmp_path):
-    add, links, found, skipped = LINKS[case]
+def hidden(root: Path) -> None:
+    store(root, "data/.store")
+    link(root, c=".store/c", a__x=".././.store/d/0000.jpg")
+
+
+def junk(root: Path) -> None:
+    for name in (".ipynb_checkpoints", "__MACOSX", ".git", "@eaDir"):
+        store(root, f"data/{name}")
+
+
+TREES = {  # what is added; images found besides `OWN`, also with links followed; what is skipped
+    "loops": (lambda root: link(root, a__loop="..", a__self=".", b__other="../a"), [], [], {"link-to-listed": 3}),
+    "a circle": (lambda root: link(root, circle="circle"), [], [], {"broken-link": 1}),
+    "the folder above": (lambda root: link(root, a__parent=str(root)), [], [], {"link-out": 1}),
+    "one image twice": (twice, ["a/x"], ["a/x"], {"link-to-listed": 1}),
+    "outside": (outside, [], ["c/0000.jpg"], {"link-out": 1}),
+    "a hidden store": (hidden, ["a/x", "c/0000.jpg"], ["a/x", "c/0000.jpg"], {"hidden": 1}),
+    "junk": (junk, [], [], {"hidden": 4}),
+    "hard links": (lambda root: os.link(root / "data/a/0000.jpg", root / "data/a/1"), ["a/1"], ["a/1"], {}),
+}
+
+
+@pytest.mark.parametrize("case", TREES)
+def test_each_image_is_listed_once_and_the_walk_ends(case, tmp_path):
+    add, found, followed, skipped = TREES[case]
     data = class_folders(tmp_path / "data", 1)
-    if add is not None:
-        add(tmp_path)
-    for place, target in links.items():
-        (data / place).symlink_to(target)
+    add(tmp_path)
     inventory = inspect(data)
     assert inventory.good == sorted([*OWN, *found])
     assert inventory.skipped == Counter(skipped)
     assert inventory.classes_outside == (["c"] if case == "outside" else [])
+    assert inventory.classes == {"": ["a", "b", *(["c"] if "c/0000.jpg" in found else [])]}
+    assert inspect(data, follow_links=True).good == sorted([*OWN, *followed])
     (tmp_path / "link").symlink_to("data")  # the root may be a link
     assert inspect(tmp_path / "link").good == inventory.good
-    if case == "outside":
-        assert inspect(data, follow_links=True).good == [*OWN, "c/0000.jpg"]
-
-
-def test_following_links_comes_to_an_end(tmp_path):
-    data = class_folders(tmp_path / "data", 1)
-    (data / "a" / "parent").symlink_to(tmp_path)
-    assert inspect(data, follow_links=True).good == OWN
-
-
-def test_hard_links_are_files_in_their_own_right(tmp_path):
-    class_folders(tmp_path, 1)
-    os.link(tmp_path / "a" / "0000.jpg", tmp_path / "a" / "same.jpg")
-    assert inspect(tmp_path).good == ["a/0000.jpg", "a/same.jpg", "b/0000.jpg"]
 
 
 def test_pipes_sockets_and_links_to_them_are_never_opened(tmp_path, monkeypatch):
@@ -92,15 +95,6 @@ def test_pipes_sockets_and_links_to_them_are_never_opened(tmp_path, monkeypatch)
     bad |= dict.fromkeys(("pipe.jpg", "socket.png", "x.jpg"), "not-a-file")
     assert {file.key: file.reason for file in inventory.bad} == {f"a/{name}": reason for name, reason in bad.items()}
     assert inventory.skipped == Counter(special=2)
-
-
-def test_hidden_folders_and_junk_are_no_classes(tmp_path):
-    class_folders(tmp_path, 1)
-    for name in (".ipynb_checkpoints", "__MACOSX", ".git", "@eaDir"):
-        class_folders(tmp_path / name, 1)
-    inventory = inspect(tmp_path)
-    assert inventory.classes == {"": ["a", "b"]}
-    assert (inventory.good, inventory.skipped["hidden"]) == (OWN, 4)
 
 
 def test_odd_names_survive_and_the_report_is_printable(tmp_path):
@@ -150,20 +144,6 @@ def test_folders_that_may_not_be_listed_are_bad_and_as_a_root_refused():
         (root / "b").chmod(0o755)
     assert (bad.key, bad.reason) == ("b", "unreadable")
     assert bad.message == "b cannot be used: the operating system refused to read it (Permission denied)."
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda path: None, r"must exist; '.*photos' does not\. Pass a folder with one folder of"),
-        (lambda path: path.write_bytes(b"x"), r"The data must be a directory; '.*photos' is not"),
-        (lambda path: path.symlink_to("nowhere"), r"The data must be a directory; '.*photos' is not"),
-    ],
-)
-def test_no_directory(tmp_path, make, message):
-    make(tmp_path / "photos")
-    with pytest.raises(DataError, match=message):
-        inspect(tmp_path / "photos")
 
 
 def test_the_work_grows_with_the_number_of_files_not_faster(tmp_path):

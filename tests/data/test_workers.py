@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import multiprocessing
+from collections.abc import Callable, Iterable
 
 import pytest
 import torch
 
 from tests.data.test_dataset import SOURCE, VARIED
 from weft.data import ImageDataset, make_loader, workers
+from weft.data.loader import ImageLoader
 from weft.data.order import Share
 from weft.data.workers import Pace
 
@@ -52,10 +54,28 @@ def test_the_first_batch_and_short_times_do_not_count():
     assert not measured(workers.START_S / 100, 0.0).is_known
 
 
+@pytest.fixture
+def choice(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Let the first batches choose a number of processes."""
+
+    def choose(number: int) -> None:
+        monkeypatch.setattr(workers, "START_S", 0.0)
+        monkeypatch.setattr(Pace, "workers", lambda self, on_cpu: number)
+
+    return choose
+
+
+def auto_loader(batch_size: int) -> ImageLoader:
+    return make_loader(ImageDataset(SOURCE, VARIED), batch_size, shuffle=False, workers="auto")
+
+
+def labels_of(batches: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> list[int]:
+    return [label for _, labels in batches for label in labels.tolist()]
+
+
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_the_bits_do_not_depend_on_the_choice(accumulate, monkeypatch):
-    monkeypatch.setattr(workers, "START_S", 0.0)
-    monkeypatch.setattr(Pace, "workers", lambda self, on_cpu: 2)
+def test_the_bits_do_not_depend_on_the_choice(accumulate, choice):
+    choice(2)
 
     def batches(number):
         said = []
@@ -73,47 +93,36 @@ def test_the_bits_do_not_depend_on_the_choice(accumulate, monkeypatch):
     _, silent, expected = batches(0)
     assert (chosen.num_workers, len(said), silent) == (2, 1, [])
     assert said[0].startswith("Workers: 2 processes read images, since a batch takes ")
-    assert len(found) == len(expected)
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=0)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
-def test_no_process_is_chosen_where_it_would_run_a_script_again(monkeypatch):
-    monkeypatch.setattr(workers, "START_S", 0.0)
-    monkeypatch.setattr(Pace, "workers", lambda self, on_cpu: 2)
+def test_no_process_is_chosen_where_it_would_run_a_script_again(choice, monkeypatch):
+    choice(2)
     monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none: "spawn")
-    loader = make_loader(ImageDataset(SOURCE, VARIED), 2, shuffle=False, workers="auto")
-    assert sum(len(labels) for _, labels in loader) == len(SOURCE)
+    loader = auto_loader(2)
+    assert labels_of(loader) == SOURCE.labels
     assert loader.num_workers == 0
 
 
-def test_iterations_next_to_each_other_are_whole(monkeypatch):
-    monkeypatch.setattr(workers, "START_S", 0.0)
-    monkeypatch.setattr(Pace, "workers", lambda self, on_cpu: 0)
-
-    def labels(batches):
-        return [label for _, labels in batches for label in labels.tolist()]
-
-    loader = make_loader(ImageDataset(SOURCE, VARIED), 2, shuffle=False, workers="auto")
+def test_iterations_next_to_each_other_are_whole(choice):
+    choice(0)
+    loader = auto_loader(2)
     one, other = iter(loader), iter(loader)
     next(one), next(other)
     one.close()
-    assert labels(other) == labels(loader)[2:] == SOURCE.labels[2:]
+    assert labels_of(other) == labels_of(loader)[2:] == SOURCE.labels[2:]
 
 
-def test_no_process_starts_for_the_rest_of_a_pass(monkeypatch):
-    monkeypatch.setattr(workers, "START_S", 0.0)
-    monkeypatch.setattr(Pace, "workers", lambda self, on_cpu: 2)
-    loader = make_loader(ImageDataset(SOURCE, VARIED), 4, shuffle=False, workers="auto")
-    assert sum(len(labels) for _, labels in loader) == len(SOURCE)  # 6 batches: most of them are read when it is known
+def test_no_process_starts_for_the_rest_of_a_pass(choice):
+    choice(2)
+    loader = auto_loader(4)
+    assert labels_of(loader) == SOURCE.labels  # 6 batches: most of them are read when it is known
     assert (loader.num_workers, loader.pace is None) == (0, False)
 
 
-def test_an_evaluation_is_whole_in_every_round(monkeypatch):
+def test_an_evaluation_is_whole_in_every_round(choice):
     """Which starts at no step by itself."""
-    monkeypatch.setattr(workers, "START_S", 0.0)
-    monkeypatch.setattr(Pace, "workers", lambda self, on_cpu: 0)
-    loader = make_loader(ImageDataset(SOURCE, VARIED), 3, shuffle=False, workers="auto")
-    for _ in range(3):
-        assert sum(len(labels) for _, labels in loader) == len(SOURCE)
+    choice(0)
+    loader = auto_loader(3)
+    assert [labels_of(loader) for _ in range(3)] == [SOURCE.labels] * 3
     assert loader.pace is None

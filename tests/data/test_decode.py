@@ -199,7 +199,7 @@ def test_an_error_of_the_disk_is_that_of_one_image(error, reason, monkeypatch):
     def fail(path):
         raise error
 
-    monkeypatch.setattr("weft.data.decode.read_regular", fail)
+    monkeypatch.setattr("weft.data.decode.open_regular", fail)
     with pytest.raises(BadImage) as caught:
         open_image("a.png")
     assert caught.value.reason == reason

@@ -173,7 +173,7 @@ def test_of_several_folders_of_a_side_one_is_read_and_the_others_are_named(tmp_p
 ACCEPTED = [  # folders, options, training and held-out images of each class, a note
     ("train/cat:5 train/dog:5 test:1", {}, [4, 4], [1, 1], "Not read, because train/ exists: test/."),
     ("train/a:2 train/b:2 train/c:2 val/b:2 val/c:2", {}, [2, 2, 2], [0, 2, 2], "No validation image of 1 class: a."),
-    ("ant:0 cat:5 dog:5", {"allow_empty_class": True}, [0, 4, 4], [0, 1, 1], "No validation image of 1 class: ant."),
+    ("ant:0 cat:5 dog:5", {"evaluate_only": True}, [0, 4, 4], [0, 1, 1], "No validation image of 1 class: ant."),
     ("cat:1", {"classes": ["cat", "dog"]}, [1, 0], [0, 0], "No validation image of 2 classes: cat, dog."),
     ("cat/images:5 dog/images:5", {}, [4, 4], [1, 1], ""),
     ("10:5 9:5 two:5", {}, [4, 4, 4], [1, 1, 1], ""),  # one that is no number makes the order alphabetical

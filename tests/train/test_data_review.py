@@ -117,7 +117,7 @@ def test_a_person_may_edit_the_table_and_move_it(reviewed: tuple[Review, Path], 
     kept = [line for line in lines if "/05.png" not in line]
     edited = [line.replace(",red,", ",crimson,") if "/red/01.png" in line else line for line in kept]
     (tmp_path / "mine.csv").write_text("\n".join([header, *edited]) + "\n")
-    splits = open_data(tmp_path / "mine.csv", evaluate_only=True, allow_empty_class=True)
+    splits = open_data(tmp_path / "mine.csv", evaluate_only=True)
     assert splits.classes == ["blue", "crimson", "red"]
     assert (len(splits.train) + len(splits.val), splits.bad) == (25 - 2, ())
 

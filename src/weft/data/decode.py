@@ -339,30 +339,20 @@ def open_regular(path: str | Path) -> io.BufferedReader:
     return file
 
 
-def _content(source: str | Path | bytes) -> tuple[str, bytes]:
-    """Return the name of an image in messages, and its bytes: a decoder may treat a file on disk differently."""
-    if isinstance(source, bytes):
-        if not source:
-            raise BadImage("The image", "zero-byte")
-        return "The image", source
-    name = printable(os.fspath(source))
+def read_regular(path: str | Path) -> bytes:
+    """Return the bytes of a regular file: a decoder may treat a file on disk differently.
+
+    Raises:
+        BadImage: as `open_regular`, or the disk or the memory fails.
+    """
+    name = printable(os.fspath(path))
     try:
-        return name, read_regular(source)
+        with open_regular(path) as file:
+            return file.read()
     except MemoryError as err:
         raise BadImage(name, "out-of-memory") from err
     except OSError as err:  # of the disk or the network
         raise BadImage(name, "unreadable", err.strerror or str(err)) from err
-
-
-def read_regular(path: str | Path) -> bytes:
-    """Return the bytes of a regular file.
-
-    Raises:
-        BadImage: as `open_regular`.
-        OSError: a disk error.
-    """
-    with open_regular(path) as file:
-        return file.read()
 
 
 @contextlib.contextmanager
@@ -374,7 +364,10 @@ def _opened(
     Yields:
         The image, the bytes of the file, and the notes that only a file that is not loaded yet shows.
     """
-    name, data = _content(source)
+    is_path = not isinstance(source, bytes)
+    name, data = (printable(os.fspath(source)), read_regular(source)) if is_path else ("The image", source)
+    if not data:
+        raise BadImage(name, "zero-byte")
     format = sniff(data[:HEAD_BYTES])
     if format is None:
         kind = archive_kind_of(data)

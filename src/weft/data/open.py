@@ -66,7 +66,6 @@ def open_data(
     only: Literal["train", "val"] | None = None,
     max_bad: float = 0.1,
     max_pixels: int | None = None,
-    allow_empty_class: bool = False,
     classes: Sequence[str] | None = None,
     match: Callable[[Sequence[str]], Mapping[str, str]] | None = None,
     evaluate_only: bool = False,
@@ -93,13 +92,12 @@ def open_data(
         only: read only the training or the held-out images of data that have a split of their own.
         max_bad: largest accepted fraction of bad files, 0 to 1.
         max_pixels: images with more pixels (height x width) count as bad; None for 100 million.
-        allow_empty_class: keep classes without a usable image in the list; by default they are an error.
         classes: class names in the order of the labels, e.g. a trained model's; by default the class folders (of
             `train/`), sorted alphabetically, or by value if all are numbers (`2` before `10`). With them, data whose
             images are all of `train` have no validation images, unless `evaluate_only` is given.
         match: function from the class names of the data to a mapping from each to a name of `classes`; None: they are
             equal up to the Unicode form of their letters. It may raise DataError.
-        evaluate_only: accept data without images in one of the splits, since nothing is trained on it.
+        evaluate_only: accept data without images in one of the splits, or of a class, since nothing is trained on it.
         follow_links: also enter folders outside `data` through links.
         cache_bytes: bytes of shards on a server that are kept on disk.
         progress: called regularly with (number checked, total).
@@ -135,7 +133,6 @@ def open_data(
         evaluate_only=evaluate_only,
         max_bad=max_bad,
         max_pixels=max_pixels or MAX_PIXELS,
-        allow_empty_class=allow_empty_class or classes is not None,
         depth=check,
         only=only,
         takes_next=takes_next,
@@ -243,7 +240,6 @@ def _split(
     evaluate_only: bool = False,
     max_bad: float = 0.1,
     max_pixels: int = MAX_PIXELS,
-    allow_empty_class: bool = False,
     depth: Check = "auto",
     only: str | None = None,
     takes_next: bool | None = None,
@@ -284,7 +280,7 @@ def _split(
         if classes is None:
             check_names(names)
         check_folds(inventory, held_out)
-    if not allow_empty_class:
+    if not evaluate_only and classes is None:
         check_empty(inventory, names, train if plan.limit is None and plan.train_fraction == 1 else inside)
     if not train + val or not (evaluate_only or (classes is not None and not inventory.is_given)):
         check_sides(inventory, len(train), len(val))

@@ -60,7 +60,6 @@ def open_labelled(
             label=as_trained.data.label,
             classes=classes,
             match=None if imagenet is None else functools.partial(match_imagenet, imagenet),
-            allow_empty_class=True,
             evaluate_only=True,
             test=split == "test",
             check="decode"

@@ -110,7 +110,6 @@ def review(
             check="decode",
             max_bad=1,
             max_pixels=options.max_pixels,
-            allow_empty_class=True,
             evaluate_only=True,
             follow_links=follow_links,
             progress=work.update,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from weft.files import cache_file
 
@@ -27,7 +27,7 @@ class CacheTable:
         self.columns, self.most = columns, most
         self._path = cache_file(name)  # None where the cache cannot be used
 
-    def use(self, work: Callable[[sqlite3.Connection], None], *, adds: bool = False) -> None:
+    def use(self, work: Callable[[sqlite3.Connection], object], *, adds: bool = False) -> None:
         """Call `work` in a transaction; where the cache cannot be used, nothing happens, from then on.
 
         Args:
@@ -55,6 +55,12 @@ class CacheTable:
             with contextlib.suppress(OSError):
                 self._path.with_name(f"{self._path.name}-journal").unlink(missing_ok=True)
                 self._path.unlink(missing_ok=True)
+
+    def put(self, rows: Sequence[tuple[object, ...]]) -> None:
+        """Add rows, in place of those with the same key."""
+        if rows:
+            values = ", ".join("?" * len(rows[0]))
+            self.use(lambda table: table.executemany(f"INSERT OR REPLACE INTO rows VALUES ({values})", rows), adds=True)
 
 
 def _size(table: sqlite3.Connection) -> int:

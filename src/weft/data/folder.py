@@ -156,7 +156,8 @@ def images_below(folder: Path) -> list[str]:
     named = [(key, kind) for key, kind in found.items() if extension(key) in EXTENSIONS]
     images = {key for key, kind in named if kind == "file" or _problem(key, kind)}
     others = [key for key, kind in found.items() if kind == "file" and key not in images]
-    images |= {key for key, result in in_threads(partial(_sniffed, folder), others) if result.level == IMAGE}
+    results = in_threads(partial(_sniffed, folder), others)
+    images |= {key for key, result in zip(others, results, strict=True) if result.level == IMAGE}
     return sorted(images)
 
 

@@ -171,7 +171,8 @@ class FileIndex:
                 todo = self._unknown(places, level, max_pixels)
             saved = time.monotonic()
             items = array("q", todo.tobytes())  # a list of Python's numbers would take five times the memory
-            for done, (place, found) in enumerate(in_threads(lambda place: find(self.keys[place]), items), 1):
+            results = in_threads(lambda place: find(self.keys[place]), items)
+            for done, (place, found) in enumerate(zip(items, results, strict=True), 1):
                 self._record(place, found)
                 if progress is not None and done % 64 == 0:
                     progress(done, len(todo))
@@ -278,10 +279,7 @@ class FileIndex:
                     special[i] = None if problem is None else (problem.reason, problem.detail), values
             row = self._names(folder), records.tobytes(), json.dumps(special)
             rows.append((self._key(folder), CONTEXT, *row, _crc(*row)))
-        self._table.use(
-            lambda table: table.executemany("INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?, ?, ?)", rows) and None,
-            adds=True,
-        )
+        self._table.put(rows)
         self._is_new[:] = False
 
     def _key(self, folder: str) -> bytes:
@@ -322,15 +320,13 @@ class Digests(Sequence[str]):
             )
 
 
-def in_threads(
-    function: Callable[[Item], Result], items: Sequence[Item], chunk_size: int = CHUNK
-) -> Iterator[tuple[Item, Result]]:
-    """Yield (item, result) in order, from a thread pool: Pillow releases the GIL while decoding."""
-    pool, pending = ThreadPoolExecutor(min(available_cores(), 8)), deque[Future[list[tuple[Item, Result]]]]()
+def in_threads(function: Callable[[Item], Result], items: Sequence[Item], chunk_size: int = CHUNK) -> Iterator[Result]:
+    """Yield the results in order, from a thread pool: Pillow releases the GIL while decoding."""
+    pool, pending = ThreadPoolExecutor(min(available_cores(), 8)), deque[Future[list[Result]]]()
     try:
         for start in range(0, len(items), chunk_size):
             chunk = items[start : start + chunk_size]
-            pending.append(pool.submit(lambda chunk: [(item, function(item)) for item in chunk], chunk))
+            pending.append(pool.submit(lambda chunk: [function(item) for item in chunk], chunk))
             if len(pending) > AHEAD:
                 yield from pending.popleft().result()
         while pending:

@@ -232,7 +232,7 @@ def check_images(
     if level == HEADER:  # which shows no conversion, unless an image of more than 8 bits is decoded for its values
         notes = np.where(notes & bits_of(["16-bit"]), notes, notes & bits_of(["extension"]))
     for note in NOTES:
-        inventory.notes[note] += np.count_nonzero(notes & bits_of([note]))
+        inventory.notes[note] += int(np.count_nonzero(notes & bits_of([note])))
     inventory.notes = +inventory.notes
     sizes = np.stack([index.records[side][usable] for side in ("height", "width")], axis=1)
     inventory.sizes = np.concatenate([inventory.sizes, sizes])

@@ -17,9 +17,6 @@ from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl
 
-import numpy as np
-from PIL import Image
-
 from weft.data.decode import BadImage, read_regular
 from weft.data.inventory import Inventory
 from weft.data.source import sort_class_names
@@ -114,19 +111,13 @@ def _class_names(part: Any, labels: Sequence[Sequence[int]]) -> list[str]:
 
 
 def _torchvision_bytes(part: Any, number: int) -> bytes:
+    """Return the file of an image; a PNG file of one whose pixels are in memory."""
     if (files := _attribute(part, "_image_files", "_images")) is not None:
         return read_regular(files[number])
-    if (data := _attribute(part, "data")) is not None:
-        return _png(np.asarray(data[number]))
-    return read_regular(_attribute(part, *_SAMPLES)[number][0])
-
-
-def _png(pixels: np.ndarray) -> bytes:
-    """Encode a uint8 array (h w), (h w 3) or (3 h w) as PNG."""
-    if pixels.ndim == 3 and pixels.shape[0] == 3 and pixels.shape[2] != 3:
-        pixels = pixels.transpose(1, 2, 0)
+    if (samples := _attribute(part, *_SAMPLES)) is not None:
+        return read_regular(samples[number][0])
     file = io.BytesIO()
-    Image.fromarray(np.ascontiguousarray(pixels)).save(file, "PNG", compress_level=1)
+    part[number][0].save(file, "PNG", compress_level=1)
     return file.getvalue()
 
 

@@ -128,8 +128,7 @@ def open_shards(data: str, *, cache_bytes: int = CACHE_BYTES, fresh: bool = Fals
         twice = next(name for name, number in Counter(names.values()).items() if number > 1)
         raise UsageError(f"Every shard must be named once; got '{printable(twice)}' twice. Leave one out.")
     cache, began = RemoteCache(cache_bytes), time.time_ns()
-    located = in_threads(lambda path: remote_file(path) if is_remote(path) else path, list(splits), chunk_size=1)
-    shards = [shard for _, shard in located]
+    shards = list(in_threads(lambda path: remote_file(path) if is_remote(path) else path, list(splits), chunk_size=1))
     reader = ShardReader(shards, cache)
     inventory = Inventory(data, reader, {}, unread=[names[path] for path in unread])
     if os.path.isdir(data):
@@ -180,31 +179,20 @@ def _listed(
             if row is not None and (shard := ShardContent.unpacked(row[0])) is not None:
                 known[number] = shard
 
-    def save() -> None:
-        table.use(
-            lambda opened: opened.executemany("INSERT OR REPLACE INTO rows VALUES (?, ?, ?)", rows) and None, adds=True
-        )
-        rows.clear()
-
     if not fresh:
         table.use(load)
-    new = in_threads(
-        lambda number: ShardContent.read(shards[number], cache),
-        [number for number in range(len(shards)) if number not in known],
-        chunk_size=1,
-    )
-    for number, stamp in enumerate(stamps):
-        shard = known.pop(number, None)
-        if shard is None:
-            _, shard = next(new)
+    unknown = [shard for number, shard in enumerate(shards) if number not in known]
+    new = in_threads(lambda shard: ShardContent.read(shard, cache), unknown, chunk_size=1)
+    for number, (key, stamp) in enumerate(zip(keys, stamps, strict=True)):
+        if (shard := known.pop(number, None)) is None:
+            shard = next(new)
             if stamp[2] < latest:
-                rows.append((keys[number], f"{__version__} {stamp}", shard.packed()))
-            if rows and time.monotonic() - saved > SAVE_S:
-                save()
-                saved = time.monotonic()
+                rows.append((key, f"{__version__} {stamp}", shard.packed()))
+            if time.monotonic() - saved > SAVE_S:
+                table.put(rows)
+                rows, saved = [], time.monotonic()
         yield shard, stamp
-    if rows:
-        save()
+    table.put(rows)
 
 
 def _inner_split(images: list[ShardImage], inventory: Inventory) -> list[ShardImage]:

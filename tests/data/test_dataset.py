@@ -29,7 +29,6 @@ from weft.data import (
     open_data,
     train_transform,
 )
-from weft.data.order import Share
 from weft.data.seeding import epoch_order, seeded_rng
 from weft.data.source import KeyedSource
 from weft.errors import DataError, UsageError
@@ -226,24 +225,6 @@ def test_an_image_that_goes_bad_stops_training_in_one_line(tmp_path, how, worker
     gc.collect()
     assert not terminated
     assert not multiprocessing.active_children()
-
-
-def test_two_ranks_with_four_workers_each_load_the_bits_of_one_process_with_none():
-    def images_of(rank: int, world: int, workers: int) -> dict[tuple[int, ...], torch.Tensor]:
-        share = Share(rank, world)
-        loader = make_loader(ImageDataset(SOURCE, VARIED), 8, shuffle=True, repeats=2, workers=workers, share=share)
-        images, _ = epoch_of(loader, 1)
-        keys = (
-            key for step in range(loader.order.steps_per_epoch) for part in loader.order.parts(1, step) for key in part
-        )
-        return dict(zip(keys, torch.cat(images), strict=True))
-
-    whole = images_of(0, 1, 0)
-    halves = [images_of(rank, 2, 4) for rank in (0, 1)]
-    assert halves[0].keys().isdisjoint(halves[1].keys())
-    together = halves[0] | halves[1]
-    assert together.keys() == whole.keys()
-    assert all(torch.equal(image, whole[key]) for key, image in together.items())
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -352,21 +351,3 @@ def test_copies_under_two_names_are_noted_and_never_held_out(photos):
     copy(photos, "cat/0003.jpg", *(f"cat/{number:04}.jpg" for number in range(20) if number != 3))
     some = "cat/0000.jpg = cat/0001.jpg = cat/0002.jpg = cat/0003.jpg = cat/0004.jpg = 17 more."
     assert copies_noted(photos, words="several classes").endswith(f": {some}")
-
-
-def test_names_are_stable_whatever_lists_the_folder(photos, monkeypatch):
-    expected = open_data(photos).train.keys
-    scandir = os.scandir
-
-    class Backwards(list):
-        def __init__(self, path):
-            super().__init__(sorted(scandir(path), key=lambda entry: entry.name, reverse=True))
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            return None
-
-    monkeypatch.setattr(os, "scandir", Backwards)
-    assert open_data(photos).train.keys == expected

@@ -75,39 +75,36 @@ def cars(root: Path) -> None:
         savemat(file, {"annotations": np.array(rows, dtype=kinds)[None]})
 
 
-@pytest.mark.parametrize("name", ["torchvision:CIFAR10?root={root}", "cifar10"])
-def test_cifar(name, tmp_path, monkeypatch):
+PETS = {jpeg(10 * number + i): name for number, name in enumerate(("Abyssinian", "Pug"), start=1) for i in range(4)}
+CARS = {jpeg(number): f"Make Model {number % 3} 2012" for number in range(12)}
+
+
+@pytest.mark.parametrize(
+    ("dataset", "alias", "make", "expected", "num_val"),
+    [("OxfordIIITPet", "pets", pets, PETS, 4), ("StanfordCars", "cars", cars, CARS, 6)],
+)
+def test_files_are_read_as_they_are(dataset, alias, make, expected, num_val, tmp_path):
+    make(tmp_path)
+    for name in (f"torchvision:{dataset}?root={tmp_path}", alias):
+        splits = open_data(name)
+        samples = [splits.train.read(i) for i in range(len(splits.train))]
+        assert {sample.data: splits.classes[sample.label] for sample in samples} == expected
+        assert (len(splits.val), splits.classes, splits.is_given) == (num_val, sorted(set(expected.values())), True)
+
+
+def test_pixels_in_memory_are_png_files(tmp_path, monkeypatch):
     from torchvision.datasets import CIFAR10
 
     cifar(tmp_path)
-    splits = open_data(name.format(root=tmp_path))
-    assert (len(splits.train), len(splits.val), splits.is_given) == (50, 10, True)
-    assert splits.classes == [f"kind{i}" for i in range(10)]
-    pixels = np.asarray(Image.open(io.BytesIO(splits.val.read(3).data)))
-    assert np.array_equal(pixels, CIFAR10(tmp_path, train=False).data[3])
+    for name in (f"torchvision:CIFAR10?root={tmp_path}", "cifar10"):
+        splits = open_data(name)
+        assert (len(splits.train), len(splits.val), splits.is_given) == (50, 10, True)
+        assert splits.classes == [f"kind{i}" for i in range(10)]
+        pixels = np.asarray(Image.open(io.BytesIO(splits.val.read(3).data)))
+        assert np.array_equal(pixels, CIFAR10(tmp_path, train=False).data[3])
     monkeypatch.chdir(tmp_path)
     class_folders(tmp_path / "cifar10")
     assert open_data("cifar10").classes == ["a", "b"], "a folder of that name comes first"
-
-
-@pytest.mark.parametrize("name", ["torchvision:OxfordIIITPet?root={root}", "pets"])
-def test_pets(name, tmp_path):
-    pets(tmp_path)
-    splits = open_data(name.format(root=tmp_path))
-    assert (len(splits.train), len(splits.val), splits.classes) == (8, 4, ["Abyssinian", "Pug"])
-    assert [(sample.data, sample.label) for sample in map(splits.train.read, range(8))] == [
-        (jpeg(10 * number + i), number - 1) for number in (1, 2) for i in range(4)
-    ]
-
-
-@pytest.mark.parametrize("name", ["torchvision:StanfordCars?root={root}", "cars"])
-def test_cars(name, tmp_path):
-    cars(tmp_path)
-    splits = open_data(name.format(root=tmp_path))
-    assert splits.classes == ["Make Model 0 2012", "Make Model 1 2012", "Make Model 2 2012"]
-    assert (len(splits.train), len(splits.val), splits.is_given) == (12, 6, True)
-    read = [splits.train.read(i) for i in range(12)]
-    assert {sample.data: sample.label for sample in read} == {jpeg(number): number % 3 for number in range(12)}
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from weft.data import open_data, prepare
 from weft.data.prepare import prepare_data
 from weft.data.source import KeyedSource
 from weft.data.split import rank
-from weft.errors import DataError, StorageError, UsageError, WeftError
+from weft.errors import DataError, UsageError, WeftError
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -71,23 +71,6 @@ def test_prepared_classes_keep_their_names(tmp_path):
     after = open_data(tmp_path / "packed")
     assert after.classes == before.classes == sorted(names)
     assert by_number(after.train) == before.train.labels
-
-
-def test_the_data_stay_if_they_cannot_be_replaced(tmp_path, monkeypatch):
-    photos, packed = class_folders(tmp_path / "photos"), tmp_path / "packed"
-    prepare_data(photos, packed, 16)
-    first = files(packed)
-
-    def fail(source: Path, target: Path) -> None:
-        if source.name.endswith(".part"):
-            raise OSError(5, "Input/output error")
-        os.rename(source, target)
-
-    monkeypatch.setattr("weft.files.rename", fail)
-    with pytest.raises(StorageError, match="Input/output error"):
-        prepare_data(photos, packed, 32, force=True)
-    assert files(packed) == first
-    assert [path.name for path in tmp_path.glob(".*")] == []
 
 
 def damaged(folder: Path, *names: str, per_class: int = 12) -> Path:

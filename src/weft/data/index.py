@@ -292,7 +292,7 @@ class FileIndex:
         return "\0".join(names).encode(errors="surrogateescape")
 
 
-class Digests(Sequence[str]):
+class Digests:
     """Size and hash of the content of files, each as a text with a tab between them; made when they are needed.
 
     Args:
@@ -303,21 +303,12 @@ class Digests(Sequence[str]):
     def __init__(self, sizes: np.ndarray, hashes: np.ndarray | None) -> None:
         self.sizes, self.hashes = sizes, hashes
 
-    def __len__(self) -> int:
-        return len(self.sizes)
-
-    def __getitem__(self, place: Any) -> Any:
-        if isinstance(place, slice):
-            return Digests(self.sizes[place], None if self.hashes is None else self.hashes[place])
-        return f"{self.sizes[place]}\t{'' if self.hashes is None else self.hashes[place].item().hex()}"
-
     def __iter__(self) -> Iterator[str]:
-        for start in range(0, len(self), BLOCK):  # Python's objects for all would take much memory
-            part = self[start : start + BLOCK]
-            contents = itertools.repeat(b"") if part.hashes is None else part.hashes.tolist()
-            yield from (
-                f"{size}\t{content.hex()}" for size, content in zip(part.sizes.tolist(), contents, strict=False)
-            )
+        for start in range(0, len(self.sizes), BLOCK):  # Python's objects for all would take much memory
+            block = slice(start, start + BLOCK)
+            hashes = itertools.repeat(b"") if self.hashes is None else self.hashes[block].tolist()
+            for size, content in zip(self.sizes[block].tolist(), hashes, strict=False):
+                yield f"{size}\t{content.hex()}"
 
 
 def in_threads(function: Callable[[Item], Result], items: Sequence[Item], chunk_size: int = CHUNK) -> Iterator[Result]:

@@ -36,8 +36,8 @@ _SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "S
 
 @contextlib.contextmanager
 def _signals_held() -> Iterator[None]:
-    """Handle signals that arrive while workers start only after that. Python ignores an exception of a handler within
-    a fork, and a worker that has not left the process group yet must not act on them."""
+    """Handle signals that arrive while workers start only after that."""
+    # Python ignores what a handler raises within a fork, and a worker in our process group must not act on a signal
     if threading.current_thread() is not threading.main_thread():  # handlers run in the main thread
         yield
         return
@@ -195,17 +195,14 @@ class ImageLoader(WorkerLoader):
         return self.dataset.normalized(crops, self.device), crops.labels
 
     def _measured(self, pace: Pace) -> Generator[tuple[Tensor, Tensor], None, int]:
-        """Yield batches that this process loads until their pace is known, or to the end; return their number.
-
-        Then choose a number of workers, unless most of the iteration is over: the next one does.
-        """
+        """Yield batches that this process loads until their pace decides the number of workers; return their number."""
         read, start = 0, time.perf_counter()
         for crops in super().__iter__():
             batch, loaded = self._on_device(crops), time.perf_counter()
             yield batch
             now, read = time.perf_counter(), read + 1
             pace.add(loaded - start, now - loaded)
-            if pace.is_known and 2 * read <= len(self.batch_sampler):
+            if pace.is_known and 2 * read <= len(self.batch_sampler):  # else the next iteration decides
                 workers = pace.workers(on_cpu=torch.device(self.device).type == "cpu")
                 self.pace = None
                 self.use(workers)

@@ -206,8 +206,7 @@ def _opened(
     sniffs: bool = True,
     cache_bytes: int = CACHE_BYTES,
 ) -> Inventory:
-    """List the images that `data` names, with the held-out side. `group` may be a column of a table; `fresh` and
-    `sniffs` are those of `open_folder`, `cache_bytes` that of `open_shards`."""
+    """List the images that `data` names, with the held-out side; the arguments are those of the sources."""
     text, path = os.fspath(data), Path(data)
     kind, _, address = text.partition(":")
     is_table = text.endswith(SUFFIXES) and (path.is_file() or not path.exists())

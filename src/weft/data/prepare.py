@@ -114,15 +114,11 @@ def prepare_data(
 
 
 class _Resized:
-    """Images of one split as smaller JPEG files, in random order: each shard then has images of all classes, and
-    training from a server shuffles those of some shards at a time.
-
-    Attributes:
-        order: numbers of the images.
-    """
+    """Images of one split as smaller JPEG files, in random order."""
 
     def __init__(self, source: KeyedSource, size: int, value_range: ValueRange | None) -> None:
         self.source, self.size, self.value_range = source, size, value_range
+        # each shard then has images of all classes: training from a server shuffles those of some shards at a time
         self.order = sorted(range(len(source)), key=lambda i: rank(source.keys[i], 0))
 
     def __len__(self) -> int:

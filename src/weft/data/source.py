@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median_low
@@ -113,7 +113,7 @@ class KeyedSource:
         keys: list[str],
         labels: list[int],
         max_pixels: int = MAX_PIXELS,
-        digests: Sequence[str] = (),
+        digests: Iterable[str] = (),
         takes_next: bool | None = None,
         blocks: np.ndarray | None = None,
     ):

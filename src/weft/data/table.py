@@ -214,8 +214,7 @@ def _class_names(table: Table, labels: list[str]) -> list[str]:
 
 
 def _located(keys: list[str], folder: Path, column: str, name: str, notes: list[str]) -> list[str]:
-    """Return paths that lead to files. If no path of the table does, files below its folder are searched whose path
-    ends like it, with or without extension: a column of ids, or paths from another folder."""
+    """Return paths that lead to files: those of the table, else of files below its folder whose paths end like them."""
     if not keys or any(os.path.isfile(os.path.join(folder, key)) for key in keys):
         return keys
     files = _files_below(folder)

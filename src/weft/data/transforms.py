@@ -224,7 +224,7 @@ def _resized(pixels: np.ndarray, size: tuple[int, int], mode: str) -> np.ndarray
 
 
 class _ColorJitter:
-    """Brightness, contrast and saturation by random factors, in random order: the pixels of torchvision's ColorJitter."""
+    """Brightness, contrast and saturation by random factors, in random order: the pixels of torchvision's."""
 
     # brightness and contrast map every value by itself: 256 values are blended, and not every pixel
     RAMP = Image.frombytes("L", (256, 1), bytes(range(256)))

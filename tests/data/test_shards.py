@@ -167,7 +167,7 @@ CLASSES = {  # files, classes, a note
     "the longest name": (
         [*labelled(), *DOTS],
         {**LABELLED, "2024.05.01.jpg": "cat", "2024.05.02.jpg": "dog", "2024.05.03": "cat"},
-        "1 .txt",
+        "",
     ),
     "other metadata": ([*labelled(), ("cat0.json", b'{"width": 24}'), ("cat1.txt", b"a text")], LABELLED, "1 .json"),
     "masks": ([*labelled(), *MASKS], LABELLED, "12 same-sample (a further image with the same label file"),

@@ -98,8 +98,8 @@ def check(
          1 duplicate, byte-identical: cats/7.jpg = dogs/3.jpg
         Trainable: yes, without the bad files: weft train photos
     """
-    from weft.data.formats import MAX_PIXELS
     from weft.data.open import inspect, problem_of
+    from weft.inference.arguments import InferenceOptions
     from weft.progress import Work
 
     columns = _columns(settings, "data.image", "data.label")
@@ -112,7 +112,7 @@ def check(
             data,
             **columns,
             decode=not no_decode,
-            max_pixels=_pixels(pixels) or MAX_PIXELS,
+            max_pixels=InferenceOptions.of(vars(pixels)).max_pixels,
             follow_links=follow_links,
             progress=work.update,
         )
@@ -261,13 +261,6 @@ def _columns(texts: list[str] | None, *known: str) -> dict[str, Any]:
     if wrong := next((key for key in columns if key not in known), None):
         raise UsageError(f"--set takes {', '.join(known[:-1])} and {known[-1]} here; got '{wrong}'. Leave it out.")
     return {key.removeprefix("data."): value for key, value in columns.items()}
-
-
-def _pixels(pixels: ReadOptions) -> int | None:
-    """Return the limit on pixels, checked by the schema of recipes."""
-    from weft.inference.arguments import InferenceOptions
-
-    return InferenceOptions.of(vars(pixels)).max_pixels
 
 
 def _verdict(inventory: Inventory, problem: str, command: str, *, no_decode: bool) -> str:

@@ -146,7 +146,7 @@ def inspect(
     image: str | None = None,
     label: str | None = None,
     decode: bool = True,
-    max_pixels: int = MAX_PIXELS,
+    max_pixels: int | None = None,
     follow_links: bool = False,
     progress: Progress | None = None,
 ) -> Inventory:
@@ -155,7 +155,7 @@ def inspect(
     Args:
         data, image, label, follow_links: as in `open_data`.
         decode: decode every image; otherwise only the header of each file is read, and damage of its pixels not found.
-        max_pixels: images with more pixels (height x width) count as bad.
+        max_pixels: images with more pixels (height x width) count as bad; None for 100 million.
         progress: called regularly with (number done, total).
 
     Raises:
@@ -164,8 +164,8 @@ def inspect(
     inventory = _opened(data, image, label, follow_links=follow_links, fresh=True)
     with contextlib.suppress(DataError):  # `problem_of` says it
         inventory.remarks[:0] = check_nesting(inventory, None)
-    level = DECODED if decode else HEADER
-    check_images(inventory, range(len(inventory.keys)), level, max_pixels=max_pixels, fresh=True, progress=progress)
+    level, images, most = DECODED if decode else HEADER, range(len(inventory.keys)), max_pixels or MAX_PIXELS
+    check_images(inventory, images, level, max_pixels=most, fresh=True, progress=progress)
     return inventory
 
 

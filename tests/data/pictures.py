@@ -150,56 +150,44 @@ def tiff(pixels: np.ndarray, tags: dict[int, Any] | None = None, **options: Any)
     return encoded(pixels, "TIFF", tiffinfo=info, **options)
 
 
+def tiff_of_fields(strip: bytes, fields: dict[int, tuple[int, Any]], order: str = "<") -> bytes:
+    """An uncompressed TIFF with one strip, written field by field: {tag: (type, values)}, values a tuple or bytes."""
+    packing = {1: "B", 2: "c", 3: "H", 4: "I", 5: "II", 7: "B", 9: "i", 11: "f", 12: "d"}
+    strip += b"\0" * (len(strip) % 2)
+    start = 8 + len(strip)
+    entries, beside, place = b"", b"", start + 2 + 12 * len(fields) + 4
+    for tag, (kind, values) in sorted(fields.items()):
+        parts = [values] if isinstance(values, bytes) else []
+        parts = parts or [struct.pack(order + packing[kind], *np.atleast_1d(value)) for value in values]
+        packed = b"".join(parts)
+        entries += struct.pack(f"{order}HHI", tag, kind, len(values))
+        if len(packed) <= 4:
+            entries += packed.ljust(4, b"\0")
+        else:
+            entries += struct.pack(f"{order}I", place + len(beside))
+            beside += packed
+    head = (b"II*\0" if order == "<" else b"MM\0*") + struct.pack(f"{order}I", start)
+    return head + strip + struct.pack(f"{order}H", len(fields)) + entries + bytes(4) + beside
+
+
 def raw_tiff(values: np.ndarray, bits: int, *, photometric: int, order: str = "<", sample_format: int = 1) -> bytes:
-    """An uncompressed gray TIFF with one strip, written field by field; `values` are packed as `bits` say."""
+    """A gray TIFF file; `values` are packed as `bits` say."""
     height, width = values.shape
     if bits == 12:
         even, odd = values.reshape(-1, 2).astype(int).T
         strip = np.stack([even >> 4, (even & 15) << 4 | odd >> 8, odd & 255], axis=-1).astype(np.uint8).tobytes()
     else:
         strip = values.astype(values.dtype.newbyteorder(order)).tobytes()
-    fields = {
-        256: (4, width),
-        257: (4, height),
-        258: (3, bits),
-        259: (3, 1),
-        262: (3, photometric),
-        273: (4, 8),
-        277: (3, 1),
-        278: (4, height),
-        279: (4, len(strip)),
-        339: (3, sample_format),
-    }
-    directory = struct.pack(f"{order}H", len(fields))
-    for tag, (kind, value) in sorted(fields.items()):
-        directory += struct.pack(f"{order}HHI", tag, kind, 1) + struct.pack(
-            f"{order}{'I' if kind == 4 else 'Hxx'}", value
-        )
-    mark = b"II*\0" if order == "<" else b"MM\0*"
-    padding = b"\0" * (len(strip) % 2)
-    return mark + struct.pack(f"{order}I", 8 + len(strip) + len(padding)) + strip + padding + directory + b"\0\0\0\0"
+    longs = {256: width, 257: height, 273: 8, 278: height, 279: len(strip)}
+    shorts = {258: bits, 259: 1, 262: photometric, 277: 1, 339: sample_format}
+    fields = {tag: (kind, (value,)) for kind, of_kind in ((3, shorts), (4, longs)) for tag, value in of_kind.items()}
+    return tiff_of_fields(strip, fields, order)
 
 
 def tagged_tiff(tags: dict[int, tuple[int, Any]]) -> bytes:
-    """An uncompressed TIFF of 8x8 pixels with tags of any type: {tag: (type, values)}, values a tuple or bytes."""
-    packing = {1: "B", 2: "c", 3: "H", 4: "I", 5: "II", 7: "B", 9: "i", 11: "f", 12: "d"}
-    pixels = bytes(range(192))
+    """A TIFF of 8x8 pixels with further tags."""
     fields = {256: (4, (8,)), 257: (4, (8,)), 258: (3, (8, 8, 8)), 259: (3, (1,)), 262: (3, (2,)), 273: (4, (8,))}
-    fields |= {277: (3, (3,)), 278: (4, (8,)), 279: (4, (192,)), **tags}
-    start = 8 + len(pixels)
-    beside, entries, place = b"", b"", start + 2 + 12 * len(fields) + 4
-    for tag, (kind, values) in sorted(fields.items()):
-        if isinstance(values, bytes):
-            packed, count = values, len(values)
-        else:
-            packed, count = b"".join(struct.pack(f"<{packing[kind]}", *np.atleast_1d(v)) for v in values), len(values)
-        if len(packed) <= 4:
-            entries += struct.pack("<HHI4s", tag, kind, count, packed.ljust(4, b"\0"))
-        else:
-            entries += struct.pack("<HHII", tag, kind, count, place + len(beside))
-            beside += packed
-    directory = struct.pack("<H", len(fields)) + entries + struct.pack("<I", 0)
-    return b"II*\0" + struct.pack("<I", start) + pixels + directory + beside
+    return tiff_of_fields(bytes(range(192)), {**fields, 277: (3, (3,)), 278: (4, (8,)), 279: (4, (192,)), **tags})
 
 
 def paged_tiff(num_pages: int) -> bytes:

@@ -48,16 +48,12 @@ def lossless(format: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "data",
     [
-        pytest.param(encoded(RAMP_16, "PNG"), id="png"),
-        pytest.param(raw_tiff(RAMP_16, 16, photometric=1), id="tiff-little-endian"),
-        pytest.param(raw_tiff(RAMP_16, 16, photometric=1, order=">"), id="tiff-big-endian"),
-        pytest.param(raw_tiff(65535 - RAMP_16, 16, photometric=0), id="tiff-white-is-zero"),
-        pytest.param(raw_tiff(RAMP_16 >> 4, 12, photometric=1), id="tiff-12-bit"),
-        pytest.param(raw_tiff((255 - LEVELS).astype(np.uint8), 8, photometric=0), id="tiff-8-bit-white-is-zero"),
-        pytest.param(encoded(RAMP_16, "TIFF", compression="tiff_deflate"), id="tiff-deflate"),
+        pytest.param(raw_tiff(65535 - RAMP_16, 16, photometric=0), id="white-is-zero"),
+        pytest.param(raw_tiff(RAMP_16 >> 4, 12, photometric=1), id="12-bit"),
+        pytest.param(raw_tiff((255 - LEVELS).astype(np.uint8), 8, photometric=0), id="8-bit-white-is-zero"),
     ],
 )
-def test_deep_gray_is_scaled_not_clamped(data):
+def test_gray_of_a_tiff_is_scaled_by_its_fields(data):
     shows(data, LEVELS)
 
 
@@ -91,6 +87,8 @@ def test_a_scene_has_the_same_pixels_at_any_bit_depth(bits, kind):
     value_range = common_range([image_values(data)])
     assert value_range == (0, 2**bits - 1)
     shows(data, LEVELS, value_range=value_range)
+    if bits == 16 and "int" not in kind:  # without a range, by the bit depth
+        shows(data, LEVELS)
 
 
 @pytest.mark.parametrize(

@@ -85,11 +85,15 @@ class Preprocessing:
         canvas.paste(image, (-left, -top))
         return canvas
 
+    def window(self, image: Picture) -> UInt8[np.ndarray, "h w *c"]:
+        """Return the pixels of the crop."""
+        return np.asarray(self.crop(Image.fromarray(image.whole())))
+
     def draw(self, image: Picture) -> Crop:
         """Return the crop for a batch of a dataset; nothing is random."""
         from weft.data.crops import Crop
 
-        return Crop(np.asarray(self.crop(Image.fromarray(image.whole()))))
+        return Crop(self.window(image))
 
     def pixels(self, image: Image.Image) -> Pixels:
         """Return the crop as an array, with the size of the whole image."""

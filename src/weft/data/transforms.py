@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -154,7 +153,7 @@ def _window(
         crop = "shift" if max(size) <= SMALL_SIZE else "resized"
     match crop:
         case "none":
-            return partial(_centre, whole)
+            return whole.window
         case "resized":
             modes = ("bilinear", "bicubic") if interpolation == "random" else (interpolation,)
             return _ResizedCrop(size, scale, ratio, modes)
@@ -165,10 +164,6 @@ def _window(
             return _RandomCrop(size, (height + CUT_MARGIN, width + CUT_MARGIN), 0, whole.interpolation)
         case _:
             raise UsageError(f"crop must be auto, resized, shift, cut or none; got '{crop}'.")
-
-
-def _centre(whole: Preprocessing, image: Picture) -> UInt8[np.ndarray, "h w *c"]:
-    return np.asarray(whole.crop(Image.fromarray(image.whole())))
 
 
 class _ResizedCrop:

@@ -119,11 +119,12 @@ def test_a_damaged_list_is_made_again(tmp_path, cache, content):
 
 @pytest.mark.usefixtures("cache")
 def test_the_list_of_a_shard_is_made_again_if_the_shard_changes(tmp_path, monkeypatch):
-    data = tar(tmp_path / "a.tar", images())
-    first = found(data)
+    data = tar(tmp_path / "a.tar", [*images(), ("cat/notes.txt", b"x"), ("cat/.hidden", b"x")])
+    first, notes = found(data), open_data(data).notes
     with monkeypatch.context() as without:
         without.setattr(shards.ShardContent, "read", None)
-        assert found(data) == first
+        assert (found(data), open_data(data).notes) == (first, notes)
+    assert {"1 .txt", "1 hidden"} <= {part for note in notes for part in ("1 .txt", "1 hidden") if part in note}
     tar(data, images(50, number=7))
     assert {name: content for name, (_, content) in found(data).items()} == dict(images(50, number=7))
 

@@ -176,24 +176,22 @@ def test_malformed_xmp_is_judged_alike(kind, value):
     outcome(tagged_tiff({700: (kind, value)}))
 
 
-def test_memory_that_is_not_there(monkeypatch):
-    def exhausted(self):
-        raise MemoryError
-
-    monkeypatch.setattr(ImageFile.ImageFile, "load", exhausted)
-    with pytest.raises(BadImage, match="there is not enough memory to decode it"):
-        open_image(encoded(photo(), "BMP"))
-
-
-@pytest.mark.parametrize(("error", "reason"), [(OSError(5, "a disk"), "unreadable"), (MemoryError(), "out-of-memory")])
-def test_an_error_of_the_disk_is_that_of_one_image(error, reason, monkeypatch):
-    def fail(path):
+@pytest.mark.parametrize(
+    ("place", "error", "message"),
+    [
+        ("weft.data.decode.open_regular", OSError(5, "a disk"), r"a\.bmp cannot be used: the operating system refused"),
+        ("weft.data.decode.open_regular", MemoryError(), r"a\.bmp cannot be used: there is not enough memory"),
+        ("PIL.ImageFile.ImageFile.load", MemoryError(), r"a\.bmp cannot be used: there is not enough memory to decode"),
+    ],
+)
+def test_an_error_of_the_disk_or_of_the_memory_is_that_of_one_image(place, error, message, tmp_path, monkeypatch):
+    def fail(_: object) -> None:
         raise error
 
-    monkeypatch.setattr("weft.data.decode.open_regular", fail)
-    with pytest.raises(BadImage) as caught:
-        open_image("a.png")
-    assert caught.value.reason == reason
+    (tmp_path / "a.bmp").write_bytes(encoded(photo(), "BMP"))
+    monkeypatch.setattr(place, fail)
+    with pytest.raises(BadImage, match=message):
+        open_image(tmp_path / "a.bmp")
 
 
 def test_truncated_images_are_refused_whatever_the_program_allows(monkeypatch):

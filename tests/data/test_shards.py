@@ -365,7 +365,7 @@ def test_a_shard_that_is_torn_anywhere_is_reported(tmp_path):
     path.write_bytes(plain[: last.offset])  # the last image is gone, and nothing else is torn
     (bad,) = inspect(path).bad
     assert (bad.key, bad.reason) == ("a.tar", "truncated")
-    assert "a.tar cannot be used: the file is truncated (it has no end marker: its last images may be" in bad.message
+    assert "a.tar cannot be used: the file is truncated (no end marker: its last images may be missing" in bad.message
 
 
 def test_sparse_files_are_reported(tmp_path):

@@ -63,7 +63,7 @@ class ShardContent(NamedTuple):
                 if (kind := archive_kind_of(file.read(tarfile.BLOCKSIZE))) not in ("", "a tar archive"):
                     raise DataError(f"{must} (it is {kind}). Unpack it, and pass the folder.")
                 file.seek(0)
-                return cls(*_Files(file, must).resolved())
+                return _Files(file, must).content()
         except DataError:
             raise
         except Exception as error:  # tarfile raises many types for malformed headers: ValueError, OverflowError, ...
@@ -74,6 +74,7 @@ class _Files:
     """Files of an archive: places of images, labels by the name of their file without extension, targets of links."""
 
     def __init__(self, file: BinaryIO, must: str) -> None:
+        """Read all headers; `must` begins the message of an error."""
         self.images, self.labels = dict[str, tuple[int, int]](), dict[str, tuple[int, str]]()
         self.ignored, self.skipped = Counter[str](), Counter[str]()
         self.links, self.bad = list[str](), list[tuple[str, str, str]]()
@@ -90,9 +91,7 @@ class _Files:
             file.seek(archive.offset)
             header = file.read(tarfile.BLOCKSIZE)
             if not header:
-                self.bad.append(
-                    ("", "truncated", "it has no end marker: its last images may be missing; copy it again")
-                )
+                self.bad.append(("", "truncated", "no end marker: its last images may be missing; copy it again"))
             if any(header):
                 raise DataError(f"{must} (its header at byte {archive.offset:,} is damaged). Copy it again.")
             if any(any(piece) for piece in iter(lambda: file.read(_PIECE), b"")):
@@ -101,9 +100,8 @@ class _Files:
                     " `tar -i -xf`, and pass the folder."
                 )
 
-    def resolved(self) -> tuple[Any, ...]:
-        """Return the values of `ShardContent`. Of several images with one label file, the one with the shortest ending
-        is read."""
+    def content(self) -> ShardContent:
+        """Return the images with their classes; of several with one label file, the one with the shortest ending."""
         stem_of = {name: self._stem(name) for name in self.images}
         chosen: dict[str, str] = {}
         for name in sorted(stem_of, key=lambda name: name.count(".")):
@@ -117,7 +115,7 @@ class _Files:
             for name, stem in stem_of.items()
             if chosen[stem or name] == name
         }
-        return images, self.ignored, self.skipped, self.bad
+        return ShardContent(images, self.ignored, self.skipped, self.bad)
 
     def _add(self, member: tarfile.TarInfo, file: BinaryIO) -> None:
         """Add a file of the archive to the images, labels or counts."""

@@ -46,10 +46,27 @@ def open_table(path: Path, group: str | None = None, image: str | None = None, l
         UsageError: there is no column `image` or `label`, or a library for Parquet is not installed.
     """
     table = read_table(path, image)
-    keys, names, splits, labels = _images(table, path.parent, group, image, label)
+    of_images, labels, of_split = _columns(table, group, image, label)
+    keys, names = table.texts(of_images), _class_names(table, labels)
+    splits = [""] * len(keys) if of_split is None else [split_of(text) for text in table.texts(of_split)]
+    for number, key, name, split in zip(table.numbers, keys, names, splits, strict=True):
+        if not key or (not name and split != "test"):
+            raise DataError(
+                f"Every row of a table must name an image and its class; row {number} of '{table.name}' does not. Fill"
+                " it in, or delete the row."
+            )
+        if len(key) > MAX_PATH:
+            raise DataError(
+                f"Column '{shown(of_images)}' of '{table.name}' must have paths; row {number} has '{shown(key)}'."
+                " Choose the column of paths: --set data.image=COLUMN."
+            )
+    reader = table.read if table.image == of_images else None
+    if reader is None:
+        keys = _located(table, keys, of_images, path.parent)
+        _check_once(keys, table)
     own = table.classes.get(labels[0], [])
     classes = own + sort_class_names(set(names) - {"", *own})
-    inventory = Inventory(str(path), table.read or FileReader(path.parent), {"": classes}, remarks=table.notes)
+    inventory = Inventory(str(path), reader or FileReader(path.parent), {"": classes}, remarks=table.notes)
     for key, name, split in zip(keys, names, splits, strict=True):
         inventory.add(key, name, split)
     if group is not None and group in table.columns:
@@ -59,10 +76,10 @@ def open_table(path: Path, group: str | None = None, image: str | None = None, l
     return inventory
 
 
-def _images(
-    table: Table, folder: Path, group: str | None, image: str | None, label: str | None
-) -> tuple[list[str], list[str], list[str], list[str]]:
-    """Return the key, class and split of every row, and the columns of the classes. Add notes."""
+def _columns(
+    table: Table, group: str | None, image: str | None, label: str | None
+) -> tuple[str, list[str], str | None]:
+    """Return the column of images, those of classes, and that of splits, if any; note what is guessed."""
     for setting, column in (("image", image), ("label", label)):
         if column is not None and column not in table.columns:
             raise unknown(f"column for data.{setting}", column, table.columns, first_few(table.columns, 20))
@@ -82,25 +99,8 @@ def _images(
         guessed.append(f"the split from column '{shown(of_split)}'")
     if guessed:
         notes.insert(0, f"Read {', '.join(guessed)}. To choose others: --set data.image=COLUMN, data.label=COLUMN.")
-    keys, names = table.texts(of_images), _class_names(table, labels)
-    splits = [""] * len(keys) if of_split is None else [split_of(text) for text in table.texts(of_split)]
-    for number, key, name, split in zip(table.numbers, keys, names, splits, strict=True):
-        if not key or (not name and split != "test"):
-            raise DataError(
-                f"Every row of a table must name an image and its class; row {number} of '{table.name}' does not. Fill"
-                " it in, or delete the row."
-            )
-        if len(key) > MAX_PATH:
-            raise DataError(
-                f"Column '{shown(of_images)}' of '{table.name}' must have paths; row {number} has '{shown(key)}'."
-                " Choose the column of paths: --set data.image=COLUMN."
-            )
-    if table.read is None or table.image != of_images:
-        table.read = None
-        keys = _located(keys, folder, of_images, table.name, notes)
-        _check_once(keys, table)
     table.notes += notes
-    return keys, names, splits, labels
+    return of_images, labels, of_split
 
 
 def _image_column(table: Table) -> str:
@@ -213,7 +213,7 @@ def _class_names(table: Table, labels: list[str]) -> list[str]:
     return table.texts(labels[0])
 
 
-def _located(keys: list[str], folder: Path, column: str, name: str, notes: list[str]) -> list[str]:
+def _located(table: Table, keys: list[str], column: str, folder: Path) -> list[str]:
     """Return paths that lead to files: those of the table, else of files below its folder whose paths end like them."""
     if not keys or any(os.path.isfile(os.path.join(folder, key)) for key in keys):
         return keys
@@ -222,9 +222,8 @@ def _located(keys: list[str], folder: Path, column: str, name: str, notes: list[
     starts = [set(found) for found in matches.values() if found]
     if not starts:
         raise DataError(
-            f"Column '{shown(column)}' of '{name}' must have paths of images, from the folder of the table; no row"
-            f" leads to a file, such as '{shown(keys[0])}'. Choose another column, --set data.image=COLUMN, or correct"
-            " the paths."
+            f"Column '{shown(column)}' of '{table.name}' must have paths from the folder of the table; no row leads to a"
+            f" file, such as '{shown(keys[0])}'. Choose another column, --set data.image=COLUMN, or correct the paths."
         )
     common = set.intersection(*starts)
     found: dict[str, str] = {}
@@ -233,13 +232,13 @@ def _located(keys: list[str], folder: Path, column: str, name: str, notes: list[
         options = sorted(path for start in allowed for path in of_key[start])
         if len(options) > 1:
             raise DataError(
-                f"Every row of a table must name one image; '{shown(key)}' of '{name}' can be {shown(options[0])} or"
-                f" {shown(options[1])}. Write paths from the folder of the table, or move the others elsewhere."
+                f"Every row of a table must name one image; '{shown(key)}' of '{table.name}' can be"
+                f" {' or '.join(map(shown, options[:2]))}. Write paths from the folder of the table, or move the others."
             )
         if options:
             found[key] = options[0]
     example = next(iter(found))
-    notes.append(
+    table.notes.append(
         f"Images of column '{shown(column)}' are searched below the folder of the table, for example"
         f" '{shown(example)}': {shown(found[example])}."
     )

@@ -222,7 +222,7 @@ def _located(table: Table, keys: list[str], column: str, folder: Path) -> list[s
     starts = [set(found) for found in matches.values() if found]
     if not starts:
         raise DataError(
-            f"Column '{shown(column)}' of '{table.name}' must have paths from the folder of the table; no row leads to a"
+            f"Column '{shown(column)}' of '{table.name}' must have paths from the table's folder; no row leads to a"
             f" file, such as '{shown(keys[0])}'. Choose another column, --set data.image=COLUMN, or correct the paths."
         )
     common = set.intersection(*starts)
@@ -233,7 +233,7 @@ def _located(table: Table, keys: list[str], column: str, folder: Path) -> list[s
         if len(options) > 1:
             raise DataError(
                 f"Every row of a table must name one image; '{shown(key)}' of '{table.name}' can be"
-                f" {' or '.join(map(shown, options[:2]))}. Write paths from the folder of the table, or move the others."
+                f" {' or '.join(map(shown, options[:2]))}. Write paths from the table's folder, or move the others."
             )
         if options:
             found[key] = options[0]

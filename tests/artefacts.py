@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from weft.data import digits
+from weft.data import library
 from weft.deploy import graphs
 
 
@@ -45,8 +45,8 @@ def share_graphs(folder: Path) -> Callable[[], None]:
 
 
 def share_digits() -> Callable[[], None]:
-    """Let `weft.data.digits` encode every digit once in each test process; return the undo."""
-    original, known = digits._png, dict[bytes, bytes]()
+    """Let `weft.data.library` encode every digit once in each test process; return the undo."""
+    original, known = library._png, dict[bytes, bytes]()
 
     def shared(image: np.ndarray) -> bytes:
         key = image.tobytes()
@@ -55,9 +55,9 @@ def share_digits() -> Callable[[], None]:
         return known[key]
 
     def undo() -> None:
-        digits._png = original
+        library._png = original
 
-    digits._png = shared
+    library._png = shared
     return undo
 
 

@@ -20,7 +20,7 @@ import weft.models.registry  # registers weft's models with timm
 from tests.helpers import NANO
 from weft.checkpoints import load_model_dir, save_model_dir
 from weft.checkpoints.resolve import is_path
-from weft.data.digits import read_digits
+from weft.data.library import read_digits
 from weft.errors import UsageError
 from weft.models.contract import preprocessing
 from weft.models.families import VARIANTS, is_model, nearest_names
@@ -253,7 +253,7 @@ def test_names_are_those_of_weft_and_of_timm_and_the_rest_are_paths(
 
 def test_digits_are_read_by_scikit_learn_where_its_file_is_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     images, labels = read_digits()
-    monkeypatch.setattr("weft.data.digits.package_folder", lambda name: None)
+    monkeypatch.setattr("weft.data.library.package_folder", lambda name: None)
     again, same = read_digits()
     assert labels == same
     assert (images == again).all()

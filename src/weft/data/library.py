@@ -1,5 +1,6 @@
-"""Open datasets of other libraries: `torchvision:NAME` and `hf:NAME`.
+"""Open datasets of other libraries: `digits` of scikit-learn, `torchvision:NAME` and `hf:NAME`.
 
+    digits
     torchvision:CIFAR10?root=data&download=1
     hf:beans?split=train&val=test
 
@@ -9,6 +10,7 @@ Hugging Face library downloads by itself.
 
 from __future__ import annotations
 
+import gzip
 import io
 import itertools
 import os
@@ -17,14 +19,22 @@ from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl
 
+import numpy as np
+from PIL import Image
+
 from weft.data.decode import BadImage, read_regular
 from weft.data.inventory import Inventory
 from weft.data.source import sort_class_names
+from weft.data.split import stratified_split
 from weft.data.split_names import split_of
 from weft.errors import DataError, need, unknown
 from weft.files import cache_dir
+from weft.lazy import package_folder
 from weft.text import first_few, printable, reason_of
 
+DIGITS = "digits"  # the name of this dataset wherever data is named
+DIGITS_VAL_FRACTION, DIGITS_SEED = 0.2, 0  # of the same split for every seed, so that results are comparable
+WHITE = 16  # the largest value of a digit; 0 is the background
 TORCHVISION: dict[str, tuple[dict[str, Any], ...]] = {
     **dict.fromkeys(("CIFAR10", "CIFAR100", "MNIST", "FashionMNIST", "KMNIST"), ({"train": True}, {"train": False})),
     **dict.fromkeys(
@@ -47,6 +57,46 @@ class LibraryReader:
     def __call__(self, key: str) -> bytes:
         part, number = key.split("/")[-2:]
         return self.bytes_of(self.parts[int(part)], int(number))
+
+
+def open_digits() -> Inventory:
+    """List scikit-learn's 1,797 handwritten digits of 8x8 pixels in 17 gray levels, which are included in the package.
+
+    They are PNG files in memory, with keys `digits/0000` to `digits/1796` in scikit-learn's order. A fifth of each
+    digit is held out, independent of the seed.
+    """
+    images, labels = read_digits()
+    keys = [f"digits/{i:04d}" for i in range(len(labels))]
+    files = dict(zip(keys, map(_png, images), strict=True))
+    inventory = Inventory(DIGITS, files.__getitem__, {"": [str(digit) for digit in range(10)]})
+    val = set(stratified_split(keys, labels, DIGITS_VAL_FRACTION, DIGITS_SEED)[1])
+    for i, (key, label) in enumerate(zip(keys, labels, strict=True)):
+        inventory.add(key, str(label), "val" if i in val else "train")
+    return inventory
+
+
+def read_digits() -> tuple[np.ndarray, list[int]]:
+    """Return the images (n 8 8), values 0 to `WHITE`, and their digits.
+
+    They are read from scikit-learn's file, since its import takes seconds; by scikit-learn if the file is elsewhere.
+    """
+    folder = package_folder("sklearn")
+    file = None if folder is None else folder / "datasets" / "data" / "digits.csv.gz"
+    if file is not None and file.is_file():
+        with gzip.open(file) as stream:
+            rows = np.loadtxt(stream, delimiter=",")
+        return rows[:, :-1].reshape(-1, 8, 8), rows[:, -1].astype(int).tolist()
+    from sklearn.datasets import load_digits
+
+    digits: Any = load_digits()
+    return digits.images, digits.target.tolist()
+
+
+def _png(image: np.ndarray) -> bytes:
+    """Encode gray 8x8 values of 0 to `WHITE`, scaled to 0 to 255 (rounded; all 17 levels stay distinct)."""
+    file = io.BytesIO()
+    Image.fromarray(np.rint(image * (255 / WHITE)).astype(np.uint8)).save(file, "PNG")
+    return file.getvalue()
 
 
 def open_torchvision(address: str) -> Inventory:

@@ -22,12 +22,11 @@ from weft.data.checks import (
     split_notes,
     survey_notes,
 )
-from weft.data.digits import DIGITS, open_digits
 from weft.data.folder import existing, open_folder
 from weft.data.formats import MAX_PIXELS
 from weft.data.index import DECODED, HEADER, UNKNOWN, Progress
 from weft.data.inventory import Inventory, check_images
-from weft.data.library import open_hf, open_torchvision
+from weft.data.library import DIGITS, open_digits, open_hf, open_torchvision
 from weft.data.remote import is_remote
 from weft.data.shards import CACHE_BYTES, ShardReader, is_shards, open_shards, shard_paths
 from weft.data.source import KeyedSource, Splits

@@ -1,4 +1,4 @@
-"""Handle of a worker process of a speed measurement, as the measuring process sees it. No torch is imported.
+"""Worker processes of a speed measurement, as the measuring process sees them, and their alternating turns.
 
 Thread pools of torch, ONNX Runtime and OpenVINO in the same process slow each other down by a fifth; separate
 processes, of which only one computes at a time, do not.
@@ -6,19 +6,24 @@ processes, of which only one computes at a time, do not.
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 
-from weft.bench.subject import OutOfMemoryError, Subject
+from weft.bench import worker
+from weft.bench.speed import SpeedRow
+from weft.bench.worker import OutOfMemoryError, Subject
+from weft.deploy.verification import relative_difference
 from weft.errors import UsageError, WeftError
+from weft.progress import say
 
 # The process imports what this one can, but nothing from the current folder, which may have a file numpy.py.
 PROGRAM = """
@@ -44,7 +49,7 @@ class WorkerProcess:
         model, way, precision, device, threads: what runs, and how.
         folder: directory for temporary files of the process, which is killed at the end and does not remove them.
         build: function of a module that returns the `Subject`, called in the process with model, way, precision, device
-            and the further arguments; None for `weft.bench.worker.build`.
+            and the further arguments.
         label: model in messages and rows; '' for its name.
         is_compiled: code that torch.compile generates is kept in its usual cache.
 
@@ -63,7 +68,7 @@ class WorkerProcess:
         folder: Path,
         threads: int,
         device: str = "cpu",
-        build: Callable[..., Subject] | None = None,
+        build: Callable[..., Subject] = worker.build,
         label: str = "",
         is_compiled: bool = False,
         **more: Any,
@@ -89,8 +94,6 @@ class WorkerProcess:
         Raises:
             WeftError: the model cannot be built.
         """
-        from weft.bench.worker import build  # imports torch
-
         # on a CPU, torch.compile's pool of compiler processes would keep polling, and slow all workers down by a fifth
         environment = os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": "1" if self.device == "cpu" else "4"}
         if self.is_compiled:
@@ -107,7 +110,7 @@ class WorkerProcess:
             stdout=subprocess.PIPE,
         )
         self._send([place for place in sys.path if place])
-        self.subject = self._ask((self.name, self.threads, self._build or build, self._arguments))
+        self.subject = self._ask((self.name, self.threads, self._build, self._arguments))
 
     def run(self, function: Callable[..., Any], **arguments: Any) -> Any:
         """Return what a function of a module returns for the subject and further arguments, in the process.
@@ -122,21 +125,15 @@ class WorkerProcess:
         self, batch_size: int, *, calls: int = CALLS, seconds: float = SECONDS, warm_up: float = SECONDS
     ) -> list[float]:
         """Run one turn, and return the seconds of each timed call; see `weft.bench.worker.timed`."""
-        from weft.bench.worker import timed
-
-        return self.run(timed, batch_size=batch_size, calls=calls, seconds=seconds, warm_up=warm_up)
+        return self.run(worker.timed, batch_size=batch_size, calls=calls, seconds=seconds, warm_up=warm_up)
 
     def logits(self, batch_size: int) -> np.ndarray:
         """Run one call, and return its logits."""
-        from weft.bench.worker import logits
-
-        return self.run(logits, batch_size=batch_size)
+        return self.run(worker.logits, batch_size=batch_size)
 
     def memory(self, batch_size: int) -> float:
         """Run one call, and return the memory in use after it, in MB; see `weft.bench.worker.memory`."""
-        from weft.bench.worker import memory
-
-        return self.run(memory, batch_size=batch_size)
+        return self.run(worker.memory, batch_size=batch_size)
 
     def best_batch(self) -> int:
         """Return the batch size from which doubling it no longer increases the throughput, or exceeds the memory.
@@ -181,3 +178,60 @@ class WorkerProcess:
             f"{self.name} cannot be measured: its process ended with exit code {code}; see its messages above."
             " Leave it out, or use smaller batches if it ran out of memory (-9)."
         )
+
+
+def measure(
+    processes: Sequence[tuple[WorkerProcess, WorkerProcess | None]], batch_size: int | str, rounds: int
+) -> list[SpeedRow]:
+    """Measure processes in alternating turns with one batch size.
+
+    Args:
+        processes: those that have built their models, each with the one whose logits it is compared with, or None.
+        batch_size: images per call, or `best`.
+        rounds: number of turns of each process.
+
+    Returns:
+        One row per process.
+    """
+    measured: list[tuple[WorkerProcess, int, float | None, float, list[float]]] = []
+    for process, reference in processes:
+        size = batch_size if isinstance(batch_size, int) else process.best_batch()
+        difference = _difference(process, reference, size)
+        measured.append((process, size, difference, process.memory(size), []))
+    for number in range(1, rounds + 1):
+        for process, size, _, _, seconds in measured:
+            seconds.extend(process.turn(size))
+            if number == 1:
+                say(f"batch {size}, {process.name}: {1000 * statistics.median(seconds):.1f} ms in the first turn.")
+        say(f"batch {batch_size}: {number} of {rounds} turns measured.")
+    rows: list[SpeedRow] = []
+    for process, size, difference, memory, seconds in measured:
+        median = statistics.median(seconds)
+        row = SpeedRow(
+            model=process.label,
+            way=process.subject.way,
+            precision=process.subject.precision,
+            device=process.device,
+            batch_size=size,
+            p50_ms=1000 * median,
+            p95_ms=1000 * sorted(seconds)[math.ceil(0.95 * len(seconds)) - 1],
+            images_per_second=size / median,
+            ratio=size / median / rows[0].images_per_second if rows else 1.0,
+            memory_mb=memory,
+            difference=difference,
+            calls=len(seconds),
+            threads=process.threads,
+        )
+        rows.append(row)
+    return rows
+
+
+def _difference(process: WorkerProcess, reference: WorkerProcess | None, batch_size: int) -> float | None:
+    """Return the difference between the logits of a process and of its reference; None without these."""
+    actual = process.logits(batch_size)  # also without a reference: it warms the process up
+    if reference is None:
+        return None
+    try:
+        return relative_difference(actual, reference.logits(batch_size))
+    except OutOfMemoryError:  # it computes in float32, and may need more memory
+        return None

@@ -85,11 +85,6 @@ def test_added_images_are_evaluated_too(run: RunResult, tmp_path: Path, capsys: 
     assert "Evaluating the images that the model was not trained on: 10 images." in capsys.readouterr().err
 
 
-def test_other_images_are_all_evaluated(run: RunResult, tmp_path: Path, capsys: Capture) -> None:
-    assert evaluate(run.out, paint(tmp_path / "data", 3, 1)).count == 6
-    assert "Evaluating all images: 6 images." in capsys.readouterr().err
-
-
 def test_other_images_at_the_path_of_the_training_data(run: RunResult, tmp_path: Path, capsys: Capture) -> None:
     shutil.copytree(run.out, tmp_path / "run")
     recipe = tmp_path / "run" / "recipe.yaml"

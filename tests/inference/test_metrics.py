@@ -98,11 +98,6 @@ def test_the_most_confident_mistakes_come_first() -> None:
     assert mistakes[0].probability == pytest.approx(probability[worst].item())
 
 
-def test_two_classes_have_no_top_5() -> None:
-    result = measure(lambda images: images, [(torch.eye(2), torch.tensor([0, 0]))], ["a", "b"], CPU)
-    assert (result.top1, result.top5) == (50, 100)
-
-
 def test_scores_of_nothing_are_none() -> None:
     """No image of a class, and no prediction of a class."""
     nothing, never = np.zeros((2, 2), dtype=int), np.array([[3, 0], [2, 0]])

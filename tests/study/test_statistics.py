@@ -19,10 +19,6 @@ def test_a_mean_of_runs_is_students_interval():
     assert (found.value, found.low, found.high) == pytest.approx((np.mean(values), low, high))
 
 
-def test_one_run_says_nothing_of_another():
-    assert mean_of_runs([70.0]) == (70.0, -math.inf, math.inf)
-
-
 @pytest.mark.parametrize(("correct", "count"), [(800, 1000), (0, 1), (1, 1), (2, 2), (49, 53), (0, 300), (300, 300)])
 def test_accuracy_is_wilsons_interval(correct, count):
     found = accuracy_of(correct, count)

@@ -37,8 +37,8 @@ from benchmarks.common.records import filled, read_csv, write_csv
 from benchmarks.common.ways import settings_of, worker
 from benchmarks.speed.plot import plot_speed
 
+from weft.bench.speed import measure as measured_rows
 from weft.bench.worker_process import WorkerProcess
-from weft.bench.worker_process import measure as measured_rows
 from weft.errors import UsageError
 from weft.machine.processor import cpu_name, has_bf16, limits, onednn_flags, processor_class
 

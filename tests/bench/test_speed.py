@@ -15,7 +15,6 @@ import torch
 
 import weft.bench.speed as measuring
 import weft.bench.worker as worker_module
-import weft.bench.worker_process as worker_process
 from tests.deploy.dots import dots
 from weft.bench.speed import WAYS, speed
 from weft.bench.worker import OutOfMemoryError, Subject, cause, failure
@@ -203,8 +202,8 @@ def test_the_difference_of_logits(actual, expected, difference, monkeypatch, tmp
         return np.array(actual if self is worker else expected)
 
     monkeypatch.setattr(WorkerProcess, "logits", logits)
-    assert worker_process._difference(worker, reference, 1) == difference
-    assert worker_process._difference(worker, None, 1) is None
+    assert measuring._difference(worker, reference, 1) == difference
+    assert measuring._difference(worker, None, 1) is None
 
 
 def test_exports_run_on_the_cpu_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,11 +9,13 @@ All processes have the same number of threads, and keep freed memory as `weft pr
 from __future__ import annotations
 
 import contextlib
+import math
+import statistics
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from weft.checkpoints.resolve import is_path, model_dir
 from weft.deploy.choosing import exports_in
@@ -24,6 +26,9 @@ from weft.models.families import check_name
 from weft.progress import loading, obeys_quiet, say
 from weft.recipes.checks import check_argument, image_size
 from weft.recipes.schema import Positive, Threads
+
+if TYPE_CHECKING:
+    from weft.bench.worker_process import WorkerProcess
 
 WAYS = {  # way of running a model -> its precisions; the last two run on the CPU
     "eager": ("fp32", "bf16"),
@@ -122,7 +127,7 @@ def speed(
     with loading():
         import torch
 
-        from weft.bench.worker_process import WorkerProcess, measure
+        from weft.bench.worker_process import WorkerProcess
         from weft.deploy.graphs import check_tools
         from weft.machine.runtime import NO_CUDA
 
@@ -189,3 +194,63 @@ def _memory_text(processes: int) -> str:
     available = available_gib()
     advice = " Fewer --backends or --precision need less." if processes * WORKER_GIB > available else ""
     return f"{text}; {available:.0f} GiB are available.{advice}"
+
+
+def measure(
+    processes: Sequence[tuple[WorkerProcess, WorkerProcess | None]], batch_size: int | str, rounds: int
+) -> list[SpeedRow]:
+    """Measure processes in alternating turns with one batch size.
+
+    Args:
+        processes: those that have built their models, each with the one whose logits it is compared with, or None.
+        batch_size: images per call, or `best`.
+        rounds: number of turns of each process.
+
+    Returns:
+        One row per process.
+    """
+    measured: list[tuple[WorkerProcess, int, float | None, float, list[float]]] = []
+    for process, reference in processes:
+        size = batch_size if isinstance(batch_size, int) else process.best_batch()
+        difference = _difference(process, reference, size)
+        measured.append((process, size, difference, process.memory(size), []))
+    for number in range(1, rounds + 1):
+        for process, size, _, _, seconds in measured:
+            seconds.extend(process.turn(size))
+            if number == 1:
+                say(f"batch {size}, {process.name}: {1000 * statistics.median(seconds):.1f} ms in the first turn.")
+        say(f"batch {batch_size}: {number} of {rounds} turns measured.")
+    rows: list[SpeedRow] = []
+    for process, size, difference, memory, seconds in measured:
+        median = statistics.median(seconds)
+        row = SpeedRow(
+            model=process.label,
+            way=process.subject.way,
+            precision=process.subject.precision,
+            device=process.device,
+            batch_size=size,
+            p50_ms=1000 * median,
+            p95_ms=1000 * sorted(seconds)[math.ceil(0.95 * len(seconds)) - 1],
+            images_per_second=size / median,
+            ratio=size / median / rows[0].images_per_second if rows else 1.0,
+            memory_mb=memory,
+            difference=difference,
+            calls=len(seconds),
+            threads=process.threads,
+        )
+        rows.append(row)
+    return rows
+
+
+def _difference(process: WorkerProcess, reference: WorkerProcess | None, batch_size: int) -> float | None:
+    """Return the difference between the logits of a process and of its reference; None without these."""
+    from weft.bench.worker import OutOfMemoryError
+    from weft.deploy.verification import relative_difference
+
+    actual = process.logits(batch_size)  # also without a reference: it warms the process up
+    if reference is None:
+        return None
+    try:
+        return relative_difference(actual, reference.logits(batch_size))
+    except OutOfMemoryError:  # it computes in float32, and may need more memory
+        return None

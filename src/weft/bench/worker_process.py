@@ -1,4 +1,4 @@
-"""Worker processes of a speed measurement, as the measuring process sees them, and their alternating turns.
+"""Handle of a worker process of a speed measurement, as the measuring process sees it.
 
 Thread pools of torch, ONNX Runtime and OpenVINO in the same process slow each other down by a fifth; separate
 processes, of which only one computes at a time, do not.
@@ -6,24 +6,20 @@ processes, of which only one computes at a time, do not.
 
 from __future__ import annotations
 
-import math
 import os
 import pickle
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 
 from weft.bench import worker
-from weft.bench.speed import SpeedRow
 from weft.bench.worker import OutOfMemoryError, Subject
-from weft.deploy.verification import relative_difference
 from weft.errors import UsageError, WeftError
-from weft.progress import say
 
 # The process imports what this one can, but nothing from the current folder, which may have a file numpy.py.
 PROGRAM = """
@@ -178,60 +174,3 @@ class WorkerProcess:
             f"{self.name} cannot be measured: its process ended with exit code {code}; see its messages above."
             " Leave it out, or use smaller batches if it ran out of memory (-9)."
         )
-
-
-def measure(
-    processes: Sequence[tuple[WorkerProcess, WorkerProcess | None]], batch_size: int | str, rounds: int
-) -> list[SpeedRow]:
-    """Measure processes in alternating turns with one batch size.
-
-    Args:
-        processes: those that have built their models, each with the one whose logits it is compared with, or None.
-        batch_size: images per call, or `best`.
-        rounds: number of turns of each process.
-
-    Returns:
-        One row per process.
-    """
-    measured: list[tuple[WorkerProcess, int, float | None, float, list[float]]] = []
-    for process, reference in processes:
-        size = batch_size if isinstance(batch_size, int) else process.best_batch()
-        difference = _difference(process, reference, size)
-        measured.append((process, size, difference, process.memory(size), []))
-    for number in range(1, rounds + 1):
-        for process, size, _, _, seconds in measured:
-            seconds.extend(process.turn(size))
-            if number == 1:
-                say(f"batch {size}, {process.name}: {1000 * statistics.median(seconds):.1f} ms in the first turn.")
-        say(f"batch {batch_size}: {number} of {rounds} turns measured.")
-    rows: list[SpeedRow] = []
-    for process, size, difference, memory, seconds in measured:
-        median = statistics.median(seconds)
-        row = SpeedRow(
-            model=process.label,
-            way=process.subject.way,
-            precision=process.subject.precision,
-            device=process.device,
-            batch_size=size,
-            p50_ms=1000 * median,
-            p95_ms=1000 * sorted(seconds)[math.ceil(0.95 * len(seconds)) - 1],
-            images_per_second=size / median,
-            ratio=size / median / rows[0].images_per_second if rows else 1.0,
-            memory_mb=memory,
-            difference=difference,
-            calls=len(seconds),
-            threads=process.threads,
-        )
-        rows.append(row)
-    return rows
-
-
-def _difference(process: WorkerProcess, reference: WorkerProcess | None, batch_size: int) -> float | None:
-    """Return the difference between the logits of a process and of its reference; None without these."""
-    actual = process.logits(batch_size)  # also without a reference: it warms the process up
-    if reference is None:
-        return None
-    try:
-        return relative_difference(actual, reference.logits(batch_size))
-    except OutOfMemoryError:  # it computes in float32, and may need more memory
-        return None

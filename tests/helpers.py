@@ -11,6 +11,7 @@ import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -44,6 +45,15 @@ def show_wandb() -> None:
     """Let wandb be imported, which is hidden from timm in all tests."""
     if sys.modules.get("wandb", sys) is None:
         del sys.modules["wandb"]
+
+
+def noise_images(folder: Path, *names: str, size: tuple[int, int] = (32, 32), seed: int = 0) -> Path:
+    """Write an image of noise under each name in a folder; `size` is (height, width) in pixels."""
+    rng = np.random.default_rng(seed)
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (*size, 3), np.uint8)).save(folder / name)
+    return folder
 
 
 def unpack(file: Path, folder: Path) -> None:

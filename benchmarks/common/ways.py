@@ -17,8 +17,7 @@ from benchmarks.common.peers import build_peer, merge_batch_norms, peers_of
 from torch import Tensor, nn
 
 from weft.bench.cost import cost
-from weft.bench.subject import Subject
-from weft.bench.worker import runnable, timed, with_random_statistics
+from weft.bench.worker import Subject, runnable, timed, with_random_statistics
 from weft.bench.worker_process import CALLS, SECONDS, WorkerProcess
 from weft.checkpoints import load_checkpoint
 from weft.checkpoints.hub import create_model

@@ -20,8 +20,9 @@ from sklearn.model_selection import StratifiedKFold
 from threadpoolctl import threadpool_limits
 
 from weft.checkpoints.hub import create_model
+from weft.checkpoints.unknown import unit_length
 from weft.data import open_data
-from weft.inference.features import read_features, unit_length
+from weft.inference.features import read_features
 from weft.inference.measurement import evaluation_batches
 from weft.machine.runtime import Runtime
 from weft.train import labelling

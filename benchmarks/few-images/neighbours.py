@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.inference.features import unit_length
+from weft.checkpoints.unknown import unit_length
 
 TEMPERATURE = 0.07  # of the votes
 

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.common.records import read_csv, write_csv
 
-from weft.inference.features import unit_length
+from weft.checkpoints.unknown import unit_length
 from weft.train.label_errors import find_label_errors, folds_of, is_improbable
 from weft.train.linear_probe import FOLDS, held_out_probabilities
 

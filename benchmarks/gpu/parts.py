@@ -27,7 +27,7 @@ from cells import speed_ways
 from PIL import Image
 from settings import Options, at_once, missing, run
 
-from weft.bench.subject import Subject
+from weft.bench.worker import Subject
 from weft.bench.worker_process import WorkerProcess
 from weft.deploy.verification import relative_difference
 from weft.errors import StoppedError, UsageError

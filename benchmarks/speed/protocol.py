@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks.common.records import write_csv
 from benchmarks.common.ways import worker
 
-from weft.bench.subject import OutOfMemoryError
+from weft.bench.worker import OutOfMemoryError
 from weft.bench.worker_process import WorkerProcess
 from weft.cli.options import table
 from weft.deploy.verification import relative_difference

@@ -21,8 +21,7 @@ from torch import nn
 
 import weft
 from weft.bench.cost import cost
-from weft.bench.subject import OutOfMemoryError, Subject
-from weft.bench.worker import with_random_statistics
+from weft.bench.worker import OutOfMemoryError, Subject, with_random_statistics
 from weft.bench.worker_process import WorkerProcess
 from weft.deploy.verification import relative_difference
 from weft.errors import UsageError

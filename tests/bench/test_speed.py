@@ -17,8 +17,7 @@ import weft.bench.speed as measuring
 import weft.bench.worker as worker_module
 from tests.deploy.dots import dots
 from weft.bench.speed import WAYS, speed
-from weft.bench.subject import OutOfMemoryError, Subject
-from weft.bench.worker import cause, failure
+from weft.bench.worker import OutOfMemoryError, Subject, cause, failure
 from weft.bench.worker_process import CALLS, SECONDS, WorkerProcess
 from weft.cli import main
 from weft.deploy import export
@@ -261,7 +260,7 @@ def test_emulated_bf16_is_named_and_refused_in_openvino(monkeypatch, capsys):
         (["--backends", "eager", "--precision", "int8"], "that these backends support (eager: fp32, bf16)"),
         (["--device", "cuda", "--backends", "onnx"], "onnx is not supported on cuda; choose another device"),
         (["--device", "cuda"], "device cuda needs a GPU that PyTorch can use; there is none."),
-        (["--batch-size", "0"], "batch_size must be at least 1; got 0."),
+        (["--batch-size", "0"], "batch_size must be a whole number at least 1; got 0."),
         (["--rounds", "many"], "--rounds must be a whole number; got 'many'."),
     ],
 )

@@ -200,9 +200,7 @@ def test_after_training_every_image_is_decoded_once(whole: Trained, photos: Path
 
 
 @pytest.mark.parametrize("limit", [("MAX_IMAGES", 7), ("MAX_LOGITS", 7 * 3 + 2)], ids=["images", "logits"])
-def test_of_many_held_out_images_some_calibrate_and_the_report_has_all(
-    limit: tuple[str, int], photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_many_held_out_images_some_calibrate_and_the_report_has_all(limit, photos, tmp_path, monkeypatch):
     monkeypatch.setattr(f"weft.train.held_out.{limit[0]}", limit[1])
     monkeypatch.setattr("weft.train.held_out.MAX_INSPECTED", 5)
     out, decoded, reported = trained(photos, tmp_path / "run", epochs=1)
@@ -217,9 +215,7 @@ def test_of_many_held_out_images_some_calibrate_and_the_report_has_all(
     assert "Map of the features" not in (out / "report" / "report.html").read_text()
 
 
-def test_an_evaluation_with_a_map_decodes_every_image_once(
-    run: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_evaluation_with_a_map_decodes_every_image_once(run, photos, tmp_path, monkeypatch):
     decoded = counted(monkeypatch)
     result = evaluate(run, photos, out=tmp_path / "out", quiet=True)
     assert decoded == Counter(result.keys)

@@ -127,9 +127,7 @@ def test_files_of_features_keep_every_path_as_it_is(suffix: str, model: Path, co
         assert parquet.read_table(tmp_path / "f.parquet").to_pydict()["image"] == names
 
 
-def test_unreadable_images_have_no_row(
-    model: Path, colours: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unreadable_images_have_no_row(model, colours, tmp_path, capsys):
     bad = tmp_path / "bad.png"
     bad.write_bytes(b"no image")
     good = next(colours.rglob("*.png"))

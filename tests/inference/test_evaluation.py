@@ -7,10 +7,10 @@ import re
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
+from tests.helpers import noise_images
 from tests.train.conftest import COLOURS, PER_CLASS, paint
 from weft.cli import main
 from weft.errors import DataError, UsageError
@@ -129,11 +129,8 @@ def test_pictures_that_cannot_be_read_do_not_stop_the_others(trained: RunResult,
 
 
 def test_every_verb_notes_that_the_ends_of_wide_images_are_cut_off(tmp_path: Path, capsys) -> None:
-    for name in ("bolt", "nut"):
-        (tmp_path / "data" / name).mkdir(parents=True)
-        for number in range(4):
-            pixels = np.random.default_rng(number).integers(0, 256, (20, 100, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(tmp_path / "data" / name / f"{number}.png")
+    names = [f"{name}/{number}.png" for name in ("bolt", "nut") for number in range(4)]
+    noise_images(tmp_path / "data", *names, size=(20, 100))
     note = re.compile(r"images are wider than the input of \d+x\d+: by a factor of 5\.0")
     assert main(["data", "check", str(tmp_path / "data")]) == 0
     assert note.search(capsys.readouterr().out)

@@ -210,9 +210,7 @@ def test_a_damaged_cache_gives_no_wrong_features_and_is_replaced(damage: Any, is
 
 
 @pytest.mark.parametrize("obstacle", ["a lock", "a file", "no home"])
-def test_a_cache_that_cannot_be_used_costs_nothing_but_time(
-    obstacle: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_that_cannot_be_used_costs_nothing_but_time(obstacle, tmp_path, monkeypatch):
     network, images = small(), torch.rand(2, 3, 32, 32)
     expected = read(network, images)
     monkeypatch.setattr("weft.cache.LOCKED_SECONDS", 0)

@@ -79,9 +79,7 @@ def test_the_numbers_are_those_of_the_confusion_matrix(data: st.DataObject) -> N
 
 
 @pytest.mark.parametrize("num_classes", [MAX_MATRIX, MAX_MATRIX + 1])
-def test_more_classes_than_a_person_can_read_have_lists_in_place_of_the_matrix(
-    num_classes: int, tmp_path: Path
-) -> None:
+def test_more_classes_than_a_person_can_read_have_lists_in_place_of_the_matrix(num_classes, tmp_path):
     result = evaluation(num_classes, 4_000)
     write_report(tmp_path, "t", [], result)
     page, values = (tmp_path / "report.html").read_text(encoding="utf-8"), result.as_dict()

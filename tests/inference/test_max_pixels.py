@@ -6,12 +6,11 @@ import json
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 
 import weft
 from tests.data.pictures import Whole
+from tests.helpers import noise_images
 from weft.checkpoints import save_model_dir
 from weft.cli import main
 from weft.data import BadImage, ImageDataset, open_data
@@ -26,13 +25,9 @@ Capture = pytest.CaptureFixture[str]
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Images of 900 pixels, and one of 1,600."""
-    folder, rng = tmp_path_factory.mktemp("data") / "photos", np.random.default_rng(0)
-    for name in ("cat", "dog"):
-        (folder / name).mkdir(parents=True)
-        for number in range(12):
-            Image.fromarray(rng.integers(0, 256, (30, 30, 3), np.uint8)).save(folder / name / f"{number}.png")
-    Image.fromarray(rng.integers(0, 256, (40, 40, 3), np.uint8)).save(folder / LARGE)
-    return folder
+    names = [f"{name}/{number}.png" for name in ("cat", "dog") for number in range(12)]
+    folder = noise_images(tmp_path_factory.mktemp("data"), *names, size=(30, 30))
+    return noise_images(folder, LARGE, size=(40, 40), seed=1)
 
 
 @pytest.fixture(scope="module")

@@ -10,16 +10,14 @@ import torch
 from scipy.stats import binomtest
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support, top_k_accuracy_score
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from tests.evaluations import evaluation_of
 from weft.checkpoints.unknown import Threshold
-from weft.inference.calibration import fit_temperature
 from weft.inference.measurement import measure
 from weft.inference.metrics import BINS, MOST_MISTAKES, Evaluation, class_lines
 from weft.inference.real_labels import RealScore
-from weft.inference.torch_model import infer
 from weft.machine.runtime import Runtime
 
 CPU = Runtime.of("cpu", "fp32")
@@ -38,7 +36,8 @@ def evaluated(logits: Tensor = LOGITS, labels: Tensor = LABELS, batch_size: int 
 
 def test_scores_are_those_of_scikit_learn() -> None:
     result, taken = evaluated(), LOGITS.argmax(dim=1)
-    assert result.count == 200
+    assert result.count == result.as_dict()["n"] == sum(map(sum, result.as_dict()["confusion"])) == 200
+    assert result.as_dict()["excluded"] == [{"image": "bad.png", "reason": "truncated"}]
     assert result.top1 == pytest.approx(100 * (taken == LABELS).float().mean().item())
     assert result.top5 == pytest.approx(100 * top_k_accuracy_score(LABELS, LOGITS, k=5, labels=range(7)))
     assert result.loss == pytest.approx(F.cross_entropy(LOGITS, LABELS).item(), rel=1e-5)
@@ -81,10 +80,6 @@ def test_classes_that_are_never_predicted_are_named() -> None:
     assert class_lines(evaluated(F.one_hot(balanced, 7).float(), balanced)) == []
 
 
-def test_without_images_the_temperature_is_1() -> None:
-    assert fit_temperature(np.empty((0, 3)), np.empty(0, int)) == 1
-
-
 def test_the_batch_size_does_not_matter() -> None:
     one, other = (evaluated(batch_size=size).as_dict() for size in (200, 7))
     assert one.pop("loss") == pytest.approx(other.pop("loss"), rel=1e-6)
@@ -101,26 +96,6 @@ def test_the_most_confident_mistakes_come_first() -> None:
     assert mistakes[0].key == f"image {worst}"
     assert (mistakes[0].true, mistakes[0].predicted) == (CLASSES[LABELS[worst]], CLASSES[taken[worst]])
     assert mistakes[0].probability == pytest.approx(probability[worst].item())
-
-
-def test_two_classes_have_no_top_5() -> None:
-    result = measure(lambda images: images, [(torch.eye(2), torch.tensor([0, 0]))], ["a", "b"], CPU)
-    assert (result.top1, result.top5) == (50, 100)
-
-
-def test_excluded_images_are_told_and_not_counted() -> None:
-    found = evaluated().as_dict()
-    assert found["n"] == sum(map(sum, found["confusion"])) == 200
-    assert found["excluded"] == [{"image": "bad.png", "reason": "truncated"}]
-
-
-def test_two_heads_are_averaged() -> None:
-    class Two(nn.Module):
-        def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-            return 3 * images, -images
-
-    result = measure(lambda images: infer(Two(), images, CPU), [(torch.eye(3), torch.arange(3))], ["a", "b", "c"])
-    assert result.top1 == 100
 
 
 def test_scores_of_nothing_are_none() -> None:

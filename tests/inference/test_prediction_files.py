@@ -6,9 +6,8 @@ import csv
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
-from tests.helpers import lively
+from tests.helpers import lively, noise_images
 from weft.checkpoints import save_model_dir
 from weft.cli import main
 from weft.errors import UsageError
@@ -25,11 +24,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    for number, name in enumerate(("x/1.png", "y/1.png", "y/2.jpg")):
-        (tmp_path / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (40, 40), (90 * number, 200, 30)).save(tmp_path / "photos" / name)
-    (tmp_path / "photos" / "x" / "broken.png").write_bytes(b"none")
-    return tmp_path / "photos"
+    folder = noise_images(tmp_path / "photos", "x/1.png", "y/1.png", "y/2.jpg")
+    (folder / "x" / "broken.png").write_bytes(b"none")
+    return folder
 
 
 def rows_of(file: Path) -> list[dict[str, str]]:
@@ -108,9 +105,7 @@ def test_unknown_and_rejected_images_have_columns_and_folders_of_their_own(photo
     assert copies == ["rejected/2.jpg", "unknown-2/1.png", "unknown/1.png"]  # the second is of a class of this name
 
 
-def test_nothing_is_written_if_no_image_can_be_read(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_is_written_if_no_image_can_be_read(model, tmp_path, monkeypatch, capsys):
     """And weft says so, for a directory and a file."""
     (tmp_path / "broken.png").write_bytes(b"none")
     for name, image, reason in (("out", "broken.png", "not-an-image"), ("out", "none.png", "missing")):

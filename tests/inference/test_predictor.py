@@ -15,13 +15,11 @@ from tests.models.tiny import built
 from weft.checkpoints import save_model_dir
 from weft.cli import main
 from weft.data import eval_transform, open_image
-from weft.data.formats import MAX_PIXELS
 from weft.inference import Predictor, evaluate, predict
 from weft.inference.measurement import measure
 from weft.inference.predictor import NonFiniteError
 from weft.inference.probabilities import ranked
 from weft.inference.torch_model import TorchModel
-from weft.serve.settings import Settings
 
 CLASSES = [f"class{number}" for number in range(7)]
 TOLERANCE = 1e-5  # of the largest logit: rounding of float32, measured 3e-7 at most
@@ -141,9 +139,3 @@ def test_outputs_must_be_finite(bad: float, photos: Path, tmp_path: Path, capsys
         evaluate(run, photos, split="all", quiet=True)  # also where the loss of these images is finite
     assert main(["predict", str(run), str(files(photos)[0])]) == 4
     assert "train again" in capsys.readouterr().err
-
-
-def test_all_verbs_have_one_pixel_limit() -> None:
-    assert Settings(run="").max_pixels == MAX_PIXELS
-    for function in (open_image, Predictor.__init__):
-        assert (function.__kwdefaults__ or {})["max_pixels"] == MAX_PIXELS

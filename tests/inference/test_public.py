@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -104,9 +103,7 @@ def test_predict_with_imagenets_names_and_the_preprocessing_of_the_weights(name:
 
 
 @pytest.mark.parametrize("load", [Predictor.load, Predictor.open])
-def test_a_repository_of_the_hub_is_asked_once_and_has_its_names_however_it_is_loaded(
-    load: Callable[..., Predictor], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_repository_of_the_hub_is_asked_once_and_has_its_names_however_it_is_loaded(load, monkeypatch):
     asked: list[str] = []
     fetch = hub_client.fetch_model_dir
     monkeypatch.setattr(hub_client, "fetch_model_dir", lambda name: (asked.append(name), fetch(name))[1])
@@ -227,9 +224,7 @@ def test_evaluate_says_what_it_compares(tmp_path: Path, capsys: pytest.CaptureFi
     assert "among all 1,000 classes of the model" in (tmp_path / "check" / "report.html").read_text()
 
 
-def test_predictions_of_absent_classes_are_errors_among_all_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_predictions_of_absent_classes_are_errors_among_all_only(tmp_path, monkeypatch):
     """A model that prefers a class without images: its second choice counts among the classes of the data."""
 
     class Prefers(torch.nn.Module):

@@ -13,10 +13,10 @@ import pytest
 
 from tests.evaluations import evaluation_of
 from weft.inference.conclusions import Training, conclusions
-from weft.inference.error_gallery import ExplainedError
 from weft.inference.metrics import Evaluation
 from weft.inference.report import MAX_NAMES, MAX_VALUES, confusion_figure, reliability_figure, write_report
 from weft.report.intervals import too_few_text
+from weft.report.markup import Card
 from weft.report.pages import svg
 from weft.runs.directory import EpochRow
 from weft.train.curves import curve_figures
@@ -178,7 +178,7 @@ def test_a_browser_shows_it_on_every_screen(tmp_path: Path) -> None:
     """On a phone and a desktop, in light and dark mode, with class names in any script."""
     playwright, result = pytest.importorskip("playwright.sync_api"), evaluation(NAMES)
     pixels = np.random.default_rng(0).integers(0, 255, (224, 224, 3), np.uint8)
-    errors = [ExplainedError(result.mistakes[0]._replace(true=name), pixels, pixels) for name in NAMES]
+    errors = [Card({"image": pixels, "map": pixels}, [name]) for name in NAMES]
     summary, training = [("repeat with", "weft train --config " + "a/long/path/" * 12)], Training([10] * 6, HISTORY, 2)
     write_report(tmp_path, "model on photos", summary, result, errors, curve_figures(HISTORY, 2), training)
     with playwright.sync_playwright() as tools:

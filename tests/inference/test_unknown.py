@@ -166,9 +166,7 @@ def test_a_run_has_a_threshold_of_its_other_images(run: Path, noise: Path) -> No
 
 
 @pytest.mark.parametrize("other", ["none", "empty", "no_images"])
-def test_other_images_are_checked_before_training(
-    run: Path, other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_images_are_checked_before_training(run, other, tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
     (tmp_path / "no_images").mkdir()
     (tmp_path / "no_images" / "x.jpg").write_bytes(b"no image")
@@ -193,9 +191,7 @@ def test_evaluate_measures_other_images(run: Path, noise: Path, capsys: pytest.C
     assert json.loads(capsys.readouterr().out)["unknown"]["other"] == 12
 
 
-def test_training_says_that_other_images_are_not_used(
-    noise: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_training_says_that_other_images_are_not_used(noise, tmp_path, capsys):
     """A network without a linear classifier has no detector."""
     network = nn.Sequential(nn.Conv2d(3, 3, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     paint(tmp_path / "data", 4)

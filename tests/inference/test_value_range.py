@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 
 import weft.models.registry  # registers weft's models with timm
+from tests.helpers import noise_images
 from weft.checkpoints import load_model_dir, save_model_dir
 from weft.checkpoints.config import read_config
 from weft.cli import main
@@ -60,9 +61,7 @@ def model(scans: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model_dir(planned(scans).network.eval(), path, label_names=["ill", "well"])
 
 
-def test_every_way_to_open_an_image_gives_the_same_pixels(
-    scans: Path, model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_way_to_open_an_image_gives_the_same_pixels(scans, model, monkeypatch):
     splits, predictor = open_data(scans), Predictor.load(model)
     source = SourcePart(splits.train, splits.val)
     tensors = torch.cat([images for images, _ in evaluation_batches(source, load_model_dir(model)[0], 2, 0)])
@@ -110,10 +109,7 @@ def test_a_given_value_range_replaces_that_of_the_data(scans: Path, tmp_path: Pa
 
 
 def test_images_of_8_bits_leave_the_value_range_open(tmp_path: Path) -> None:
-    for name in ("ill", "well"):
-        (tmp_path / "data" / name).mkdir(parents=True)
-        for number in range(3):
-            Image.new("L", (40, 40), 9 * number).save(tmp_path / "data" / name / f"{number}.png")
+    noise_images(tmp_path / "data", *(f"{name}/{number}.png" for name in ("ill", "well") for number in range(3)))
     plan = planned(tmp_path / "data")
     assert plan.recipe.data.value_range is None
     assert "value_range" not in json.loads(
@@ -133,9 +129,7 @@ def test_a_value_range_that_is_none_is_refused(model: Path, tmp_path: Path, valu
         read_config(tmp_path)
 
 
-def test_a_model_without_a_value_range_notes_images_that_become_black(
-    scans: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_without_a_value_range_notes_images_that_become_black(scans, tmp_path, capsys):
     network = weft.create_model("levit_nano_32", num_classes=2)
     path = save_model_dir(network.eval(), tmp_path / "m", label_names=["ill", "well"])
     predict(path, [scans / "ill" / "000.png"])
@@ -145,9 +139,7 @@ def test_a_model_without_a_value_range_notes_images_that_become_black(
     assert "stores no value range" in str(refused.error)
 
 
-def test_evaluation_notes_images_of_another_bit_depth(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_evaluation_notes_images_of_another_bit_depth(model, tmp_path, capsys):
     for name in ("ill", "well"):
         (tmp_path / name).mkdir()
         for number in range(2):

@@ -17,7 +17,7 @@ from torch import nn
 
 import weft
 from tests.data.pictures import jpeg
-from tests.helpers import NANO, images, lively
+from tests.helpers import NANO, images, lively, noise_images
 from weft.checkpoints import load_model_dir, save_model_dir
 from weft.cli import main
 from weft.data import open_data
@@ -149,17 +149,29 @@ def test_a_strided_key_stands_for_the_tokens_around_it():
     torch.testing.assert_close(found[0], expected)
 
 
-def test_grad_cam_is_the_gradient_times_the_map():
-    model = lively("levit_nano_32", num_classes=5)
-    x = images(model, 1)
-    tokens: list[torch.Tensor] = []
-    handle = model.stages[-1].register_forward_hook(lambda module, args, output: tokens.append(output))
+@pytest.mark.parametrize(
+    ("name", "options", "module", "prefix"),
+    [
+        ("levit_nano_32", {}, "stages.2", 0),
+        ("deit_tiny_patch16_224", {"global_pool": "avg"}, "blocks.2", 1),
+        ("deit_tiny_patch16_224", {"global_pool": "token"}, "blocks.1", 1),
+    ],
+)
+def test_grad_cam_is_the_gradient_times_the_last_map_that_reaches_the_prediction(name, options, module, prefix):
+    """Of a class token, the other tokens of the last block never reach it."""
+    if prefix:
+        model: Any = weft.create_model(name, num_classes=4, img_size=(32, 48), depth=3, **options).eval()
+    else:
+        model = lively(name, num_classes=5)
+    x, tokens = torch.randn(1, 3, 32, 48 if prefix else 32), list[torch.Tensor]()
+    handle = model.get_submodule(module).register_forward_hook(lambda module, args, output: tokens.append(output))
     logits = model(x)
     handle.remove()
     (gradient,) = torch.autograd.grad(logits[0, 3], tokens[0])
-    expected = (gradient.mean(dim=1, keepdim=True) * tokens[0]).sum(dim=2).relu().unflatten(1, (2, 2))
+    gradient, fmap = (values[:, prefix:] for values in (gradient, tokens[0]))
+    expected = (gradient.mean(dim=1, keepdim=True) * fmap).sum(dim=2).relu().unflatten(1, (2, 3 if prefix else 2))
     torch.testing.assert_close(gradcam.grad_cam(model, x, 3), expected.detach())
-    assert not model.stages[-1]._forward_hooks
+    assert not model.get_submodule(module)._forward_hooks
 
 
 class Laid(nn.Module):
@@ -314,20 +326,6 @@ def test_networks_without_attention_maps_have_grad_cam(name, options, size, shap
     assert found.grad_cam is not None
     assert found.grad_cam.shape == shape
     assert found.grad_cam.max() > 0 or name not in GRAFTED
-
-
-@pytest.mark.parametrize(("pool", "block"), [("token", -2), ("avg", -1)])
-def test_a_pooled_vit_has_the_map_of_its_last_block(pool, block):
-    """Of a class token, the last block's other tokens never reach the prediction."""
-    model: Any = weft.create_model("deit_tiny_patch16_224", num_classes=4, img_size=(32, 48), global_pool=pool, depth=3)
-    tokens: list[torch.Tensor] = []
-    x = torch.randn(1, 3, 32, 48)
-    handle = model.eval().blocks[block].register_forward_hook(lambda module, args, output: tokens.append(output))
-    logits = model(x)
-    handle.remove()
-    (gradient,) = torch.autograd.grad(logits[0, 3], tokens[0])
-    expected = (gradient[:, 1:].mean(dim=1, keepdim=True) * tokens[0][:, 1:]).sum(dim=2).relu().unflatten(1, (2, 3))
-    torch.testing.assert_close(gradcam.grad_cam(model, x, 3), expected.detach())
 
 
 MAX_PARAMS = 100e6
@@ -490,12 +488,7 @@ def model_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    rng = np.random.default_rng(0)
-    for folder in ("one", "two"):
-        (tmp_path / "pictures" / folder).mkdir(parents=True)
-        pixels = rng.integers(0, 256, (40, 50, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(tmp_path / "pictures" / folder / "same.png")
-    return tmp_path / "pictures"
+    return noise_images(tmp_path / "pictures", "one/same.png", "two/same.png", size=(40, 50))
 
 
 @pytest.mark.figures
@@ -521,6 +514,8 @@ def test_the_command(model_dir, photos, tmp_path, capsys):
 
     assert main([*arguments, "--no-grad-cam"]) == 2
     assert "--force" in capsys.readouterr().err
+    assert main([*arguments, "--force", "--label", "d"]) == 2
+    assert "Unknown class 'd'" in capsys.readouterr().err
     (photos / "broken.png").unlink()
     assert main([*arguments, "--force", "--label", "$b", "--no-grad-cam", "--img-size", "48"]) == 0
     assert "$b" in capsys.readouterr().out
@@ -530,21 +525,6 @@ def test_the_command(model_dir, photos, tmp_path, capsys):
     (out / "mine.txt").write_text("keep me")
     assert main([*arguments, "--force"]) == 2
     assert "mine.txt" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ([], "weft explain needs --out; got none"),
-        (["--out", "{out}", "--label", "d"], "Unknown class 'd'"),
-        (["--out", "{out}", "--img-size", "huge"], "img_size"),
-        (["--out", "{out}", "--limit", "-1"], "limit"),
-    ],
-)
-def test_arguments_that_do_not_fit_are_refused(more, message, model_dir, photos, tmp_path, capsys):
-    arguments = [word.format(out=tmp_path / "out") for word in more]
-    assert main(["explain", str(model_dir), str(photos), *arguments]) == 2
-    assert message in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

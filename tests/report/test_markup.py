@@ -17,9 +17,9 @@ from markdown_it import MarkdownIt
 from tests.evaluations import evaluation_of
 from weft.checkpoints import save_model_dir
 from weft.checkpoints.hub import create_model
-from weft.inference.error_gallery import ExplainedError
 from weft.inference.report import write_report
 from weft.report.intervals import Estimate
+from weft.report.markup import Card
 from weft.runs.directory import EpochRow, write_metrics
 from weft.runs.hub import model_card
 from weft.study import Study
@@ -62,6 +62,7 @@ NAMES = (
     "tab\tby",
     "\0",
 )
+MAX_REPR = 400  # characters
 TAGS = {"html", "head", "body", "meta", "title", "style", "h1", "h2", "p", "img", "table", "thead", "tbody", "tr", "th",
         "td", "ul", "li", "pre", "code", "hr", "div", "section", "dl", "dt", "dd", "figure", "figcaption"}  # fmt: skip
 
@@ -111,6 +112,22 @@ def check_page(folder: Path, names: tuple[str, ...] = NAMES) -> None:
     assert missing == []
 
 
+def read(result: Any, *names: str) -> Reader:
+    """Read the HTML of a result: it has known tags alone, and these names as text; and its short representation."""
+    page = Reader(result._repr_html_())
+    assert page.tags <= TAGS
+    assert all(place.startswith("data:image/") for place in page.places)
+    shown = "\n".join(page.texts)
+    assert [name for name in names if printable(name) not in shown] == []
+    return page
+
+
+def check_repr(result: Any) -> None:
+    assert len(repr(result)) <= MAX_REPR
+    assert repr(result).isprintable()
+    assert repr(result).startswith(f"{type(result).__name__}(")
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_markdown_shows_the_text(name: str) -> None:
     for frame in ("# {}", "- name: {}", "| a |\n| --- |\n| {} |", "![{}](x.png)"):
@@ -144,7 +161,7 @@ def test_the_report_of_a_run(tmp_path: Path) -> None:
     result = evaluation_of(NAMES, np.random.default_rng(0).integers(0, 9, (len(NAMES), len(NAMES))), NAMES)
     title = " ".join(name for name in NAMES if "\n" not in name)
     pixels = np.zeros((8, 8, 3), np.uint8)
-    errors = [ExplainedError(mistake, pixels, pixels) for mistake in result.mistakes]
+    errors = [Card({"image": pixels, "map": pixels}, [mistake.true], mistake.key) for mistake in result.mistakes]
     write_report(tmp_path, title, [(f"fact {name}", f"value {name}") for name in NAMES], result, errors)
     check_page(tmp_path, (*NAMES, title, *(f"value {name}" for name in NAMES)))
 
@@ -156,8 +173,11 @@ def test_the_report_of_a_study(tmp_path: Path) -> None:
     study = Study("mine", NAMES[2], NAMES[8], NAMES[4], {"small": scale}, variants, x="share $x$ of <b>")
     more = dict(verdict="higher", paper=1.0, paper_effect=2.0)
     rows = tuple(row_of(name, NAMES[0], errors=((0, f"no {name}"),), **more) for name in NAMES)
-    write_study_report(ExperimentResult(tmp_path, study, "small", NAMES[9], 1, rows))
+    result = ExperimentResult(tmp_path, study, "small", NAMES[9], 1, rows)
+    write_study_report(result)
     check_page(tmp_path, (*NAMES, *(f"no {name}" for name in NAMES)))
+    read(result, *NAMES, *(f"no {name}" for name in NAMES))
+    check_repr(dataclasses.replace(result, out=Path("x")))
     study = dataclasses.replace(study, x=None)
     write_study_report(ExperimentResult(tmp_path, study, "small", "digits", 1, rows[:3]))
     check_page(tmp_path, NAMES[:3])
@@ -170,8 +190,12 @@ def test_the_report_of_a_comparison(tmp_path: Path) -> None:
     failed = tuple(Row(name, errors=((0, f"no {name}"),)) for name in NAMES)
     study = Study("compare", f"Comparison of models on {NAMES[0]}", "", "", {"small": Scale(None, NAMES[0])}, ())
     texts: Any = dict(notes=NAMES, protocol=NAMES[3], limits=Limits(), frontier=((NAMES[0], "float"),), advice=NAMES[8])
-    write_study_report(ExperimentResult(tmp_path, study, "small", NAMES[0], 1, (*rows, *failed), **texts))
+    result = ExperimentResult(tmp_path, study, "small", NAMES[0], 1, (*rows, *failed), **texts)
+    write_study_report(result)
     check_page(tmp_path, (*NAMES, *(f"no {name}" for name in NAMES)))
+    page = read(result, *NAMES, *(f"no {name}" for name in NAMES))
+    assert f"Report: {tmp_path / 'report.html'}" in page.texts
+    check_repr(dataclasses.replace(result, out=Path("x")))
 
 
 def test_model_cards(tmp_path: Path) -> None:

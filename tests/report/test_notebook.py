@@ -15,28 +15,21 @@ import pytest
 from PIL import Image
 
 from tests.evaluations import evaluation_of
-from tests.report.test_markup import NAMES, TAGS, Reader
+from tests.report.test_markup import NAMES, check_repr, read
 from weft.inference.embedding import Embedding
 from weft.inference.explain_files import FileExplanation
 from weft.inference.prediction_files import FilePrediction
 from weft.interpret import Explanation
 from weft.progress import Work, quietly, say
 from weft.report import notebook
-from weft.report.intervals import Estimate
-from weft.report.notebook import MAX_CARDS, ImageList, LiveOutput, in_notebook
+from weft.report.notebook import MAX_CARDS, ImageList, in_notebook
 from weft.runs.directory import EpochRow
-from weft.study import Study
-from weft.study.plan import Scale, StudyVariant
-from weft.study.result import ExperimentResult, Form, Limits, Row
-from weft.text import printable
 from weft.train import RunResult
 from weft.train.meter import Meter
 from weft.train.reporter import Reporter, epoch_line
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "first_hour.ipynb"
 MAX_LINES = 12  # of progress in a cell
-MAX_REPR = 400  # characters
-ESTIMATE = Estimate(50.0, 49.0, 51.0)
 METER = Meter(10, 10, 200, 300.0, 84, seconds=2.0, waiting=0.5, seen=2469)
 
 
@@ -88,22 +81,6 @@ class Time:
         return self.seconds
 
 
-def read(result: Any, *names: str) -> Reader:
-    """Read the HTML of a result: it has known tags alone, and these names as text; and its short representation."""
-    page = Reader(result._repr_html_())
-    assert page.tags <= TAGS
-    assert all(place.startswith("data:image/") for place in page.places)
-    shown = "\n".join(page.texts)
-    assert [name for name in names if printable(name) not in shown] == []
-    return page
-
-
-def check_repr(result: Any) -> None:
-    assert len(repr(result)) <= MAX_REPR
-    assert repr(result).isprintable()
-    assert repr(result).startswith(f"{type(result).__name__}(")
-
-
 def test_a_run(tmp_path):
     found = evaluation_of(["a", "b"], np.array([[100, 8], [12, 80]]))
     run = RunResult(tmp_path, NAMES[0], NAMES[1], 9, 7, 65.0, found)
@@ -124,28 +101,6 @@ def test_an_evaluation_has_a_matrix_of_few_classes_and_is_short_for_many(count):
     if count == 9:
         read(result, *names)
         assert repr(result) == ("Evaluation(count=243, classes=9, top1=11.11 (7.75 to 15.68), loss=1.0000, excluded=0)")
-
-
-def test_a_study(tmp_path):
-    study = Study("mine", NAMES[2], NAMES[8], "", {"small": Scale("digits", "digits")}, (StudyVariant("a"),))
-    rows = tuple(
-        Row(name, NAMES[0], (50.0,), ESTIMATE, ESTIMATE, verdict="higher", errors=((0, f"no {name}"),))
-        for name in NAMES
-    )
-    result = ExperimentResult(tmp_path, study, "small", NAMES[9], 1, rows)
-    read(result, *NAMES, *(f"no {name}" for name in NAMES))
-    check_repr(dataclasses.replace(result, out=Path("x")))
-
-
-def test_a_comparison():
-    forms = (Form("float", NAMES[4], 50.0, 1.0, 100.0, 4.0),)
-    row = Row(NAMES[0], None, (50.0,), ESTIMATE, ESTIMATE, model=NAMES[1], forms=forms, weights=NAMES[3])
-    failed = Row(NAMES[5], errors=((0, NAMES[6]),))
-    study = Study("compare", "", "", "", {"small": Scale(None, "")}, ())
-    result = ExperimentResult(Path("x"), study, "small", NAMES[7], 1, (row, failed), limits=Limits(), advice=NAMES[8])
-    page = read(result, *NAMES[:2], *NAMES[3:7], NAMES[8])
-    check_repr(result)
-    assert "Report: x/report.html" in page.texts
 
 
 @pytest.mark.parametrize("side", [8, 500])
@@ -216,15 +171,6 @@ def test_without_a_kernel_there_is_no_notebook(monkeypatch: pytest.MonkeyPatch) 
     assert not in_notebook()
     shell.get_ipython = types.SimpleNamespace  # IPython on a terminal
     assert not in_notebook()
-
-
-def test_an_output_is_updated_in_place(cell: Cell) -> None:
-    output = LiveOutput()
-    assert not output.is_shown
-    output.show("<b>1</b>")
-    output.show("<b>2</b>")
-    html = '<div dir="auto" style="overflow-wrap: anywhere">&lt;b&gt;2&lt;/b&gt;</div>'
-    assert cell.outputs == [{"text/html": html, "text/plain": "<b>2</b>"}]
 
 
 def test_a_task_is_one_output(cell: Cell, capfd: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 import weft
-from tests.helpers import put_in_cache
+from tests.helpers import noise_images, put_in_cache
 from tests.study.trainer import Process, build_once, write_result
 from weft.bench.speed import SpeedRow
 from weft.checkpoints import load_model_dir, save_model_dir
@@ -40,7 +40,6 @@ from weft.study.report import frontier_figure
 from weft.study.result import ExperimentResult, Form, Limits, Row
 from weft.train import evaluate, timing
 from weft.train.decisions import fill_in
-from weft.train.plan import open_splits
 
 pytestmark = pytest.mark.figures
 
@@ -255,7 +254,7 @@ class Machine:
         monkeypatch.setattr(stages, "seconds_per_image", self.seconds_per_image)
         monkeypatch.setattr(engine, "start_process", self.start_process)
         monkeypatch.setattr(stages, "measure_forms", self.measure_forms)
-        monkeypatch.setattr("weft.study.report.write_report", lambda result: None)
+        monkeypatch.setattr(comparing, "write_report", lambda result: None)
 
     @property
     def asked(self):
@@ -342,20 +341,6 @@ def test_a_budget_and_a_recipe_with_a_length_of_its_own_exclude_each_other(words
         compare("digits", budget=100, out=tmp_path / "out", quiet=True, **words)
 
 
-def test_seeds_begin_with_the_given_one_and_share_the_split(tmp_path, monkeypatch):
-    machine = Machine(monkeypatch, PACES)
-    settings = {"seed": 5, "data.limit": 200}
-    compare("digits", models=FIELD[:2], seeds=2, settings=settings, out=tmp_path / "out", quiet=True)
-    recipes = recipes_of(machine)
-    assert sorted(recipe.seed for recipe in recipes) == [5, 5, 6, 6]
-    assert {job.folder.name for job in machine.jobs} == {
-        f"{name}-nano-32-seed{seed}" for name in ("levit", "ceit") for seed in (5, 6)
-    }
-    held_out = [list(open_splits(recipe).val.keys) for recipe in recipes]
-    splits = open_data("digits", SplitPlan(val_fraction=recipes[0].data.val_fraction, seed=5, limit=200))
-    assert all(keys == list(splits.val.keys) for keys in held_out)
-
-
 def test_all_candidates_have_one_precision_and_one_batch_size(tmp_path, monkeypatch):
     """bf16 is faster for one of them only; the sizes that suit them differ."""
     machine, measured = Machine(monkeypatch, PACES), []
@@ -397,12 +382,11 @@ def test_every_model_that_is_timed_prints_what_it_costs(tmp_path, capfd, monkeyp
     assert shown.splitlines()[1].startswith("Comparing levit_nano_32, ceit_nano_32, cvt_nano_32, test_resnet on 1,438 ")
 
 
-@pytest.mark.parametrize("budget", [[], ["--budget", "400s"]])
-def test_quiet_prints_nothing(budget, tmp_path, capfd, monkeypatch):
+def test_quiet_prints_nothing(tmp_path, capfd, monkeypatch):
     """Also with two concurrent runs, whose threads are started in a copy of the context."""
     Machine(monkeypatch, PACES)
-    words = ["compare", "digits", "--models", *FIELD, "--jobs", "2", *budget, "--out", str(tmp_path / "out"), "--quiet"]
-    assert main(words) == 0
+    words = ["compare", "digits", "--models", *FIELD, "--jobs", "2", "--budget", "400s", "--quiet"]
+    assert main([*words, "--out", str(tmp_path / "out")]) == 0
     shown = capfd.readouterr()
     assert shown.err == ""
     assert "For accuracy, use " in shown.out
@@ -599,11 +583,8 @@ def test_seeds_are_compared_with_their_own(tmp_path):
     [(8, r"Add images to these classes"), (17, r"hold out more of them: --set data\.val_fraction=0\.3\.")],
 )
 def test_too_few_held_out_images(cats: int, advice: str, tmp_path: Path):
-    for name, count in (("cat", cats), ("dog", 40)):
-        (tmp_path / "few" / name).mkdir(parents=True)
-        for number in range(count):
-            pixels = np.full((32, 32, 3), 5 * number, np.uint8)
-            Image.fromarray(pixels).save(tmp_path / "few" / name / f"{number}.png")
+    names = [f"{name}/{number}.png" for name, count in (("cat", cats), ("dog", 40)) for number in range(count)]
+    noise_images(tmp_path / "few", *names)
     with pytest.raises(DataError, match=rf"at least 5 held-out images of every class; got cat: \d\. .*{advice}"):
         compare(tmp_path / "few", out=tmp_path / "out")
     assert not (tmp_path / "out").exists()

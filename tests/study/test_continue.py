@@ -184,11 +184,16 @@ def test_a_teacher_is_trained_first_and_once(tmp_path, trainer):
     assert trainer.taken() == ["without-seed0", "teacher-seed0", "with-seed0"]
 
 
-def test_a_teacher_that_fails_is_named(tmp_path, trainer):
-    trainer.failing = {"teacher-seed0"}
+def test_a_failed_run_fails_those_that_need_its_model_and_no_others(tmp_path, trainer):
+    trainer.failing = {"teacher-seed0", "first-seed0"}
     done = run_study(study_file(tmp_path, DISTILLED), out=tmp_path / "out", quiet=True)
-    reason = "it needs the model of teacher-seed0, whose run failed"
-    assert [row.errors for row in done.rows] == [(), ((0, reason), (1, reason)), ((0, "no memory."),)]
+    reason = "it needs the model of {}-seed0, whose run failed".format
+    teacher = reason("teacher")
+    assert [row.errors for row in done.rows] == [(), ((0, teacher), (1, teacher)), ((0, "no memory."),)]
+    done = run_study(study_file(tmp_path, CHAIN), {"others": "digits"}, out=tmp_path / "chain", quiet=True)
+    assert [row.errors for row in done.rows] == [
+        ((0, reason(needed)),) if needed else ((0, "no memory."),) for needed in ("second", "", "first")
+    ]
 
 
 def test_a_run_waits_for_the_one_whose_model_it_needs(tmp_path, trainer):
@@ -212,14 +217,6 @@ def test_a_run_waits_for_the_one_whose_model_it_needs(tmp_path, trainer):
     study_file(tmp_path, CHAIN.replace("data: others,", "data: others, set: {optim.lr: 1},"))
     run_study(file, places, out=out, quiet=True)
     assert trainer.taken() == ["first-seed0", "second-seed0", "third-seed0"]
-
-
-def test_a_run_whose_start_failed_fails_with_the_reason(tmp_path, trainer):
-    trainer.failing = {"first-seed0"}
-    done = run_study(study_file(tmp_path, CHAIN), {"others": "digits"}, out=tmp_path / "out", quiet=True)
-    assert trainer.taken() == ["first-seed0"]
-    assert done.rows[2].errors == ((0, "it needs the model of first-seed0, whose run failed"),)
-    assert done.rows[0].errors == ((0, "it needs the model of second-seed0, whose run failed"),)
 
 
 def test_only_keeps_the_finished_variants_of_other_datasets(tmp_path, trainer):
@@ -295,11 +292,6 @@ def test_variants_have_one_precision(tmp_path, trainer, monkeypatch):
     assert len(measured) == count
 
 
-def test_what_no_engine_can_do_is_refused():
+def test_an_unknown_engine_is_refused():
     with pytest.raises(UsageError, match=r"engine must be one of local, ray; got 'spark'\."):
         Engine("spark")
-    with pytest.raises(UsageError, match=r"jobs must be a whole number at least 1; got 0\."):
-        Engine("local", 0)
-    for threads in (0, 1025):
-        with pytest.raises(UsageError, match=f"threads must be a whole .* at least 1 and at most 1024; got {threads}"):
-            Engine("local", 1, threads)

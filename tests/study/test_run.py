@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from weft.cli import main
-from weft.errors import DataError, UsageError
+from weft.errors import UsageError
 from weft.study import compare, load_study, run_study
 from weft.study.engine import Engine
 from weft.study.experiment import verdict
@@ -257,17 +257,3 @@ def test_settings_of_the_data_hold_before_the_first_run(file, tmp_path):
         with pytest.raises(Opened):
             compare("digits", settings=settings, out=tmp_path / "compared", quiet=True)
     assert opened == [(True, 0.7)] * 2
-
-
-def test_data_that_nobody_can_learn_from_is_refused_before_the_first_run(file, tmp_path):
-    with pytest.raises(DataError):
-        run_study(file, tmp_path / "none", out=tmp_path / "out", quiet=True)
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.slow
-def test_the_command_line_lists_and_plans(file, capsys):
-    assert main(["study"]) == 0
-    assert "ceit-convergence" in capsys.readouterr().out
-    assert main(["study", str(file), "--plan", "--seeds", "3"]) == 0
-    assert "model_args.attn_bias=False" in capsys.readouterr().out

@@ -54,7 +54,7 @@ def shown(work: Work) -> str:
 def test_epochs_of_the_runs_in_progress(tmp_path, now):
     first, second = job(tmp_path / "first-seed0", epochs=4), job(tmp_path / "second-seed0", epochs=4)
     progress = work(now)
-    watched = watch._Watch([first, second], progress)
+    watched = watch.Watch([first, second], progress)
     watched.on_wait([first])
     assert shown(progress) == "training first-seed0, epoch 1 of 4: 0:00 elapsed"
     trained(first, ROW, ROW._replace(epoch=2, val_top1=float("nan"), images_per_second=0.0))
@@ -78,7 +78,7 @@ def test_a_run_to_an_epoch_and_a_finished_one(tmp_path, now):
     write_result(done, Result(job=done.record()))
     trained(part, ROW)
     progress = work(now)
-    watched = watch._Watch([done, part], progress)
+    watched = watch.Watch([done, part], progress)
     now.seconds += 30
     watched.on_wait([part])
     assert shown(progress) == "training part, epoch 2 of 8 (45.2 %, 120 images/s): 0:30 elapsed"
@@ -93,7 +93,7 @@ def test_many_runs_and_a_damaged_file(tmp_path, now):
     trained(jobs[0])
     (jobs[0].folder / "run" / "metrics.csv").write_text("epoch\nhalf")
     progress = work(now)
-    watch._Watch(jobs, progress).on_wait(jobs)
+    watch.Watch(jobs, progress).on_wait(jobs)
     assert progress.name == "training run0, epoch 1 of 2; run1, epoch 1 of 2; run2, epoch 1 of 2; 2 more"
 
 

@@ -15,10 +15,8 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from weft.bench.subject import OutOfMemoryError
-from weft.bench.worker_process import WorkerProcess
 from weft.checkpoints.resolve import is_path, model_dir
 from weft.deploy.choosing import exports_in
 from weft.errors import UsageError
@@ -26,7 +24,11 @@ from weft.machine.memory import available_gib
 from weft.machine.processor import bf16_note, has_bf16, num_threads
 from weft.models.families import check_name
 from weft.progress import loading, obeys_quiet, say
-from weft.recipes.checks import image_size
+from weft.recipes.checks import check_argument, image_size
+from weft.recipes.schema import Positive, Threads
+
+if TYPE_CHECKING:
+    from weft.bench.worker_process import WorkerProcess
 
 WAYS = {  # way of running a model -> its precisions; the last two run on the CPU
     "eager": ("fp32", "bf16"),
@@ -125,6 +127,7 @@ def speed(
     with loading():
         import torch
 
+        from weft.bench.worker_process import WorkerProcess
         from weft.deploy.graphs import check_tools
         from weft.machine.runtime import NO_CUDA
 
@@ -161,6 +164,11 @@ def _check_choices(
     threads: int | None,
     device: str,
 ) -> None:
+    check_argument("rounds", rounds, Positive)
+    check_argument("threads", threads, Threads | None)
+    check_argument("device", device, Literal["cpu", "cuda"])
+    for size in batch_sizes:
+        check_argument("batch_size", 1 if size == BEST else size, Positive)
     for name, values, known in (("backends", backends, tuple(WAYS)), ("precisions", precisions, PRECISIONS)):
         wrong = [value for value in values if value not in known]
         if wrong or not values:
@@ -170,12 +178,6 @@ def _check_choices(
         raise UsageError(
             f"precisions must include one that these backends support ({supported}); got {', '.join(precisions)}."
         )
-    numbers: list[tuple[str, int | str]] = [("rounds", rounds), ("threads", 1 if threads is None else threads)]
-    for name, number in [*(("batch_size", size) for size in batch_sizes if size != BEST), *numbers]:
-        if not isinstance(number, int) or number < 1:
-            raise UsageError(f"{name} must be at least 1; got {number}.")
-    if device not in ("cpu", "cuda"):
-        raise UsageError(f"device must be cpu or cuda; got {device}.")
     wrong = [choice for choice in (*backends, *precisions) if choice in ON_CPU]
     if device == "cuda" and wrong:
         raise UsageError(f"{wrong[0]} is not supported on cuda; choose another device, backend or precision.")
@@ -195,63 +197,60 @@ def _memory_text(processes: int) -> str:
 
 
 def measure(
-    workers: Sequence[tuple[WorkerProcess, WorkerProcess | None]], batch_size: int | str, rounds: int
+    processes: Sequence[tuple[WorkerProcess, WorkerProcess | None]], batch_size: int | str, rounds: int
 ) -> list[SpeedRow]:
     """Measure processes in alternating turns with one batch size.
 
     Args:
-        workers: processes that have built their models, each with the one whose logits it is compared with, or None.
+        processes: those that have built their models, each with the one whose logits it is compared with, or None.
         batch_size: images per call, or `best`.
         rounds: number of turns of each process.
 
     Returns:
         One row per process.
     """
-    sizes = [batch_size if isinstance(batch_size, int) else worker.best_batch() for worker, _ in workers]
-    differences = [_difference(*pair, size) for pair, size in zip(workers, sizes, strict=True)]
-    memory = [worker.memory(size) for (worker, _), size in zip(workers, sizes, strict=True)]
-    times: list[list[float]] = [[] for _ in workers]
+    measured: list[tuple[WorkerProcess, int, float | None, float, list[float]]] = []
+    for process, reference in processes:
+        size = batch_size if isinstance(batch_size, int) else process.best_batch()
+        difference = _difference(process, reference, size)
+        measured.append((process, size, difference, process.memory(size), []))
     for number in range(1, rounds + 1):
-        for (worker, _), size, seconds in zip(workers, sizes, times, strict=True):
-            seconds.extend(worker.turn(size))
+        for process, size, _, _, seconds in measured:
+            seconds.extend(process.turn(size))
             if number == 1:
-                say(f"batch {size}, {worker.name}: {1000 * statistics.median(seconds):.1f} ms in the first turn.")
+                say(f"batch {size}, {process.name}: {1000 * statistics.median(seconds):.1f} ms in the first turn.")
         say(f"batch {batch_size}: {number} of {rounds} turns measured.")
     rows: list[SpeedRow] = []
-    for (worker, _), size, seconds, in_use, difference in zip(
-        workers, sizes, map(sorted, times), memory, differences, strict=True
-    ):
+    for process, size, difference, memory, seconds in measured:
         median = statistics.median(seconds)
         row = SpeedRow(
-            model=worker.label,
-            way=worker.subject.way,
-            precision=worker.subject.precision,
-            device=worker.device,
+            model=process.label,
+            way=process.subject.way,
+            precision=process.subject.precision,
+            device=process.device,
             batch_size=size,
             p50_ms=1000 * median,
-            p95_ms=1000 * seconds[math.ceil(0.95 * len(seconds)) - 1],
+            p95_ms=1000 * sorted(seconds)[math.ceil(0.95 * len(seconds)) - 1],
             images_per_second=size / median,
             ratio=size / median / rows[0].images_per_second if rows else 1.0,
-            memory_mb=in_use,
+            memory_mb=memory,
             difference=difference,
             calls=len(seconds),
-            threads=worker.threads,
+            threads=process.threads,
         )
         rows.append(row)
     return rows
 
 
-def _difference(worker: WorkerProcess, reference: WorkerProcess | None, batch_size: int) -> float | None:
-    """Return the difference between the logits of a worker and of its reference; None without these.
-
-    The worker runs in any case, which warms it up.
-    """
+def _difference(process: WorkerProcess, reference: WorkerProcess | None, batch_size: int) -> float | None:
+    """Return the difference between the logits of a process and of its reference; None without these."""
+    from weft.bench.worker import OutOfMemoryError
     from weft.deploy.verification import relative_difference
 
-    actual = worker.logits(batch_size)
+    actual = process.logits(batch_size)  # also without a reference: it warms the process up
     if reference is None:
         return None
     try:
         return relative_difference(actual, reference.logits(batch_size))
-    except OutOfMemoryError:  # it computes in float32, and may need more memory than the worker
+    except OutOfMemoryError:  # it computes in float32, and may need more memory
         return None

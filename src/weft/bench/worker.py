@@ -12,14 +12,13 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
 import torch
 from torch import Tensor, nn
 
-from weft.bench.subject import OutOfMemoryError, Subject
 from weft.checkpoints.hub import create_model
 from weft.checkpoints.model_dir import load_model_dir
 from weft.checkpoints.resolve import is_path, model_dir
@@ -35,6 +34,28 @@ from weft.models.base import Backbone
 from weft.models.contract import resized
 
 CALIBRATION = 32  # random images to calibrate int8: enough to measure its speed, not its accuracy
+
+
+class OutOfMemoryError(UsageError):
+    """The memory of the device does not suffice for a batch."""
+
+
+class Subject(NamedTuple):
+    """The model that a worker runs.
+
+    Attributes:
+        call: function from images (b c h w) to logits; None outside the worker.
+        way, precision, device: how it runs; for an export, as it was exported.
+        size: (channels, height, width) of the images.
+        more: further values by name, or None.
+    """
+
+    call: Any
+    way: str
+    precision: str
+    device: str
+    size: tuple[int, ...]
+    more: dict[str, Any] | None = None
 
 
 def build(model: str, way: str, precision: str, device: str, img_size: int | tuple[int, int] | None = None) -> Subject:

@@ -1,4 +1,4 @@
-"""Handle of a worker process of a speed measurement, as the measuring process sees it. No torch is imported.
+"""Handle of a worker process of a speed measurement, as the measuring process sees it.
 
 Thread pools of torch, ONNX Runtime and OpenVINO in the same process slow each other down by a fifth; separate
 processes, of which only one computes at a time, do not.
@@ -17,7 +17,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from weft.bench.subject import OutOfMemoryError, Subject
+from weft.bench import worker
+from weft.bench.worker import OutOfMemoryError, Subject
 from weft.errors import UsageError, WeftError
 
 # The process imports what this one can, but nothing from the current folder, which may have a file numpy.py.
@@ -44,7 +45,7 @@ class WorkerProcess:
         model, way, precision, device, threads: what runs, and how.
         folder: directory for temporary files of the process, which is killed at the end and does not remove them.
         build: function of a module that returns the `Subject`, called in the process with model, way, precision, device
-            and the further arguments; None for `weft.bench.worker.build`.
+            and the further arguments.
         label: model in messages and rows; '' for its name.
         is_compiled: code that torch.compile generates is kept in its usual cache.
 
@@ -63,7 +64,7 @@ class WorkerProcess:
         folder: Path,
         threads: int,
         device: str = "cpu",
-        build: Callable[..., Subject] | None = None,
+        build: Callable[..., Subject] = worker.build,
         label: str = "",
         is_compiled: bool = False,
         **more: Any,
@@ -89,8 +90,6 @@ class WorkerProcess:
         Raises:
             WeftError: the model cannot be built.
         """
-        from weft.bench.worker import build  # imports torch
-
         # on a CPU, torch.compile's pool of compiler processes would keep polling, and slow all workers down by a fifth
         environment = os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": "1" if self.device == "cpu" else "4"}
         if self.is_compiled:
@@ -107,7 +106,7 @@ class WorkerProcess:
             stdout=subprocess.PIPE,
         )
         self._send([place for place in sys.path if place])
-        self.subject = self._ask((self.name, self.threads, self._build or build, self._arguments))
+        self.subject = self._ask((self.name, self.threads, self._build, self._arguments))
 
     def run(self, function: Callable[..., Any], **arguments: Any) -> Any:
         """Return what a function of a module returns for the subject and further arguments, in the process.
@@ -122,21 +121,15 @@ class WorkerProcess:
         self, batch_size: int, *, calls: int = CALLS, seconds: float = SECONDS, warm_up: float = SECONDS
     ) -> list[float]:
         """Run one turn, and return the seconds of each timed call; see `weft.bench.worker.timed`."""
-        from weft.bench.worker import timed
-
-        return self.run(timed, batch_size=batch_size, calls=calls, seconds=seconds, warm_up=warm_up)
+        return self.run(worker.timed, batch_size=batch_size, calls=calls, seconds=seconds, warm_up=warm_up)
 
     def logits(self, batch_size: int) -> np.ndarray:
         """Run one call, and return its logits."""
-        from weft.bench.worker import logits
-
-        return self.run(logits, batch_size=batch_size)
+        return self.run(worker.logits, batch_size=batch_size)
 
     def memory(self, batch_size: int) -> float:
         """Run one call, and return the memory in use after it, in MB; see `weft.bench.worker.memory`."""
-        from weft.bench.worker import memory
-
-        return self.run(memory, batch_size=batch_size)
+        return self.run(worker.memory, batch_size=batch_size)
 
     def best_batch(self) -> int:
         """Return the batch size from which doubling it no longer increases the throughput, or exceeds the memory.

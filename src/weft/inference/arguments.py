@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import os
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,12 +19,13 @@ from weft.data.folder import check_outside, images_below
 from weft.data.formats import MAX_PIXELS
 from weft.errors import DataError, UsageError, need
 from weft.files import check_writable
+from weft.progress import say
 from weft.recipes import Recipe
 from weft.recipes.checks import adapter, image_size, required, rule_of, shown
 from weft.recipes.schema import BatchSize, Device, ImageSize, Positive, Precision, Workers
 from weft.text import printable
 
-NUM_SAMPLED = 32  # image files whose headers `value_note` reads
+NUM_SAMPLED = 32  # image files whose headers `note_values` reads
 SUFFIXES = (".npy", ".parquet")  # of files of features
 
 
@@ -63,6 +65,11 @@ class InferenceOptions:
             name = str(error.errors(include_url=False)[0]["loc"][0])
             raise UsageError(f"{name} must {rule_of(required(hints[name]))}; got {shown(arguments[name])}.") from None
 
+    @property
+    def of_model(self) -> dict[str, Any]:
+        """The options that `Predictor.load` takes."""
+        return {name: getattr(self, name) for name in ("img_size", "device", "precision", "max_pixels")}
+
 
 def run_folder(run: Path) -> Path:
     """Return the run directory of a run, or of its best or last model."""
@@ -100,10 +107,7 @@ def image_files(images: str | Path | Sequence[str | Path]) -> list[str]:
 
 
 def _matches(pattern: Path) -> list[str]:
-    """Return the files that a pattern matches, sorted.
-
-    Folders at its beginning that exist are no patterns, and brackets that match nothing are part of a name.
-    """
+    """Return the files that a pattern matches, sorted; brackets that match nothing are part of a name."""
     folder, rest = _split_pattern(pattern)
     for text in (rest, rest.replace("[", "[[]")):
         inside = (Path(name) for name in glob.glob(f"{glob.escape(str(folder))}/{text}", recursive=True))
@@ -134,8 +138,8 @@ def check_images(*images: str | Path | Sequence[str | Path]) -> None:
             raise BadImage(printable(paths[0]), "missing")
 
 
-def value_note(paths: Sequence[str], value_range: ValueRange | None, max_pixels: int) -> str:
-    """Return a note if images of more than 8 bits per channel do not fit the value range of a model.
+def note_values(paths: Sequence[str], value_range: ValueRange | None, max_pixels: int) -> None:
+    """Print a note if images of more than 8 bits per channel do not fit the value range of a model.
 
     Args:
         paths: image files, of which NUM_SAMPLED are read.
@@ -146,7 +150,8 @@ def value_note(paths: Sequence[str], value_range: ValueRange | None, max_pixels:
     for path in paths[:: max(len(paths) // NUM_SAMPLED, 1)]:
         with contextlib.suppress(BadImage, OSError):  # each verb reports files that it cannot read
             values += filter(None, [image_values(Path(path), max_pixels=max_pixels)])
-    return range_note(values, value_range, range_advice(value_range))
+    if note := range_note(values, value_range, range_advice(value_range)):
+        say(note)
 
 
 def range_advice(value_range: ValueRange | None) -> str:
@@ -205,8 +210,18 @@ def feature_files(out: Path, images: str | Path | Sequence[str | Path], *, force
     files = [out, out.with_suffix(".csv")] if out.suffix == ".npy" else [out]
     if out.suffix == ".parquet":
         need("data", "pyarrow")
-    taken = [path for path in files if path.exists() or path.is_symlink()]
-    if taken and (not force or any(path.is_dir() for path in taken)):
-        raise UsageError(f"{printable(str(taken[0]))} exists. Choose another --out, or pass --force to replace a file.")
-    check_writable(out.parent)
+    check_files(files, force=force)
     return files
+
+
+def check_files(files: Sequence[Path], *, force: bool) -> None:
+    """Check that files of one folder can be written; `force` replaces files.
+
+    Raises:
+        UsageError: one is taken.
+        StorageError: the folder cannot be written to.
+    """
+    for file in files:
+        if os.path.lexists(file) and (file.is_dir() or not force):
+            raise UsageError(f"{printable(str(file))} exists. Choose another --out, or pass --force to replace a file.")
+    check_writable(files[0].parent)

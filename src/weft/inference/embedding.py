@@ -22,11 +22,11 @@ from weft.inference.arguments import (
     check_images,
     feature_files,
     image_files,
-    value_note,
+    note_values,
 )
 from weft.inference.prediction import prepared_batches
 from weft.inference.predictor import NonFiniteError, Predictor
-from weft.progress import Work, loading, obeys_quiet, say
+from weft.progress import Work, loading, obeys_quiet
 from weft.recipes.checks import check_argument
 from weft.recipes.schema import Positive
 from weft.report.notebook import described
@@ -185,14 +185,7 @@ def feature_predictor(run: str | Path, options: InferenceOptions) -> Predictor:
         UsageError: `run` is an export, or the network has no linear classifier.
         CheckpointError: the model is missing or cannot be read.
     """
-    predictor = Predictor.load(
-        run,
-        img_size=options.img_size,
-        device=options.device,
-        precision=options.precision,
-        fold=False,
-        max_pixels=options.max_pixels,
-    )
+    predictor = Predictor.load(run, fold=False, **options.of_model)
     with loading():  # for an export, which has not needed torch so far
         from weft.inference.features import classifiers
         from weft.inference.torch_model import torch_model
@@ -211,8 +204,7 @@ def read_files(predictor: Predictor, paths: Sequence[str], batch_size: int) -> E
     from weft.inference.torch_model import torch_model
 
     model = torch_model(predictor.model)
-    if note := value_note(paths, predictor.preprocessing.value_range, predictor.max_pixels):
-        say(note)
+    note_values(paths, predictor.preprocessing.value_range, predictor.max_pixels)
     used, errors, rows = [], [], []
     with (
         FeatureReader(model.running, model.runtime) as reader,

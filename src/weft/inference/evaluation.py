@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -109,15 +110,7 @@ def evaluate(
         check_unknown_images(unknown_images, options.max_pixels)
     labels = None if real_labels is None else RealLabels(real_labels)
     check_exists(str(data))
-    predictor = Predictor.load(
-        run,
-        img_size=options.img_size,
-        device=options.device,
-        precision=options.precision,
-        fold=False,
-        mirror=tta,
-        max_pixels=options.max_pixels,
-    )
+    predictor = Predictor.load(run, fold=False, mirror=tta, **options.of_model)
     if unknown_images is not None and predictor.model.info.detector is None:
         raise UsageError(NO_DETECTOR)
     threshold = None if reject_at_error is None else predictor.reject_at(reject_at_error).threshold
@@ -148,7 +141,7 @@ def evaluate(
     if out is not None:
         arguments = {"model": str(run), "data": str(data), "split": selected.split, "tta": tta}
         with new_directory(Path(out), CONTENTS, force=force) as folder:
-            _write_report(folder, str(run), str(data), selected, result, predictor, features, tta=tta)
+            _write_report(folder, arguments, selected, result, predictor, features)
             write_file(folder / "evaluation.json", json.dumps(arguments | result.as_dict(), indent=2) + "\n")
     return result
 
@@ -189,34 +182,25 @@ def _notes(
 
 def _write_report(
     out: Path,
-    run: str,
-    data: str,
+    arguments: Mapping[str, Any],
     selected: Selected,
     result: Evaluation,
     predictor: Predictor,
     features: np.ndarray,
-    *,
-    tta: bool,
 ) -> None:
-    """Write report.html.
-
-    Args:
-        out: directory.
-        run, data, tta: arguments of `evaluate`.
-        selected, result, predictor: evaluated images, their results, and the model.
-        features: of the images of the feature map.
-    """
+    """Write report.html, with the features of the images on the feature map."""
     from weft.inference.error_gallery import explained_errors
     from weft.inference.feature_map import drawn_of, feature_map
     from weft.inference.report import write_report
 
+    run, data = arguments["model"], arguments["data"]
     summary = [
         ("model", run),
         ("data", f"{data}, {SPLIT_NAMES[selected.split]}"),
         ("images", f"{result.count}, {len(result.excluded)} excluded"),
         *result.summary(),
     ]
-    if tta:
+    if arguments["tta"]:
         summary.append(("test-time augmentation", "logits averaged with those of mirror images"))
     errors = explained_errors(predictor, selected.source, result.mistakes)
     drawn = feature_map(features, result, drawn_of(result.count))
@@ -243,11 +227,7 @@ def _unknown(predictor: Predictor, source: Source, images: str | Path, options: 
 
 
 def _classes_there(source: Source, classes: Sequence[str] | None) -> list[int] | None:
-    """Return the outputs of a public model whose classes have images, ascending; None: all, or another model.
-
-    Raises:
-        DataError: all images are of one class.
-    """
+    """Return the outputs of a public model whose classes have images, ascending; None: all, or another model."""
     there = sorted(set(source.labels))
     if classes is None or recognized(classes) is None or len(there) in (0, len(classes)):
         return None

@@ -19,12 +19,12 @@ from weft.inference.arguments import (
     check_images,
     check_outside_images,
     image_files,
-    value_note,
+    note_values,
 )
 from weft.inference.inputs import class_number
 from weft.inference.predictor import Predictor
 from weft.machine.system import unused_name
-from weft.progress import Work, loading, obeys_quiet, say
+from weft.progress import Work, loading, obeys_quiet
 from weft.report import markup
 from weft.report.notebook import ImageList, described
 from weft.text import printable
@@ -70,7 +70,7 @@ class FileExplanation:
     def card(self) -> markup.Card:
         """Return the image, and the image under its maps, for a gallery."""
         if self.explanation is None:
-            return markup.Card([], [self.error or f"{self.label}: {self.folder / str(self.panel)}"], self.image)
+            return markup.Card({}, [self.error or f"{self.label}: {self.folder / str(self.panel)}"], self.image)
         return self.explanation.card(str(self.label), self.image)
 
 
@@ -113,9 +113,7 @@ def explain_run(
     check_output(Path(out), owned, force=force)
     check_model(run)
     check_images(images)
-    predictor = Predictor.load(
-        run, img_size=options.img_size, device=options.device, fold=False, max_pixels=options.max_pixels
-    )
+    predictor = Predictor.load(run, fold=False, **options.of_model)
     with loading():  # for an export, which has not needed torch so far
         importlib.import_module("weft.interpret.explaining")
     names = predictor.classes
@@ -123,8 +121,7 @@ def explain_run(
     number = None if label is None else class_number(label, names)
     paths = image_files(images)[: options.limit]
 
-    if note := value_note(paths, predictor.preprocessing.value_range, predictor.max_pixels):
-        say(note)
+    note_values(paths, predictor.preprocessing.value_range, predictor.max_pixels)
     results = ImageList[FileExplanation]()
     used: set[str] = set()
     with (

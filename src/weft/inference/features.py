@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 
 from weft.cache import CacheTable
-from weft.checkpoints.unknown import unit_length as unit_length
 from weft.data.loader import ImageLoader
 from weft.errors import CheckpointError, UsageError
 from weft.machine.runtime import Runtime

@@ -20,10 +20,9 @@ def image_card(path: str, lines: Sequence[str]) -> markup.Card:
     try:
         image = image_to_show(Path(path))
     except BadImage as error:  # no longer readable
-        return markup.Card([], [*lines, str(error)], name)
+        return markup.Card({}, [*lines, str(error)], name)
     image.thumbnail((THUMBNAIL, THUMBNAIL))
-    is_small = min(image.size) <= markup.SMALL
-    return markup.Card([(*markup.encoded(np.asarray(image)), path)], lines, name, is_small)
+    return markup.Card({path: np.asarray(image)}, lines, name)
 
 
 def image_gallery(paths: Sequence[str], captions: Sequence[str]) -> str:

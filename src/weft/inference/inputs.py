@@ -47,29 +47,28 @@ def open_labelled(
     Raises:
         DataError: the dataset cannot be read, or has other classes.
     """
-    imagenet, as_trained = recognized(classes), trained_with or Recipe()
-    is_same = trained_with is None or _is_same(data, trained_with.data.source)
-    plan = replace(split_plan(as_trained), train_fraction=1.0, limit=options.limit)
-    if not is_same:  # the folds and groups mean nothing
-        plan = replace(plan, folds=None, fold=1, group=None)
+    imagenet, recipe = recognized(classes), trained_with or Recipe()
+    trained, checks = recipe.data, recipe.data
+    plan = replace(split_plan(recipe), train_fraction=1.0, limit=options.limit)
+    if trained_with is not None and not _is_same(data, trained.source):
+        checks = Recipe().data
+        plan = replace(plan, folds=None, fold=1, group=None)  # which mean nothing here
     with Work("reading") as work:
         splits = open_data(
             data,
             plan,
-            image=as_trained.data.image,
-            label=as_trained.data.label,
+            image=trained.image,
+            label=trained.label,
             classes=classes,
             match=None if imagenet is None else functools.partial(match_imagenet, imagenet),
             evaluate_only=True,
             test=split == "test",
-            check="decode"
-            if images is not None and images.has_hashes
-            else (as_trained if is_same else Recipe()).data.check,
+            check="decode" if images is not None and images.has_hashes else checks.check,
             only={"train": "train", "all": None}.get(split, "val"),
-            max_bad=(as_trained if is_same else Recipe()).data.max_bad,
-            max_pixels=options.max_pixels or as_trained.data.max_pixels,
-            cache_bytes=as_trained.data.cache_gb << 30,
-            follow_links=as_trained.data.follow_links or options.follow_links,
+            max_bad=checks.max_bad,
+            max_pixels=options.max_pixels or trained.max_pixels,
+            cache_bytes=trained.cache_gb << 30,
+            follow_links=trained.follow_links or options.follow_links,
             progress=work.update,
         )
     for text in splits.notes[1:]:  # the first one counts training images

@@ -8,7 +8,7 @@ from pathlib import Path
 from weft.checkpoints.resolve import check_model
 from weft.data import BadImage
 from weft.data.preprocessing import Pixels
-from weft.inference.arguments import InferenceOptions, image_files, value_note
+from weft.inference.arguments import InferenceOptions, image_files, note_values
 from weft.inference.prediction_files import FilePrediction, check_prediction_output, write_predictions
 from weft.inference.predictor import Predictor
 from weft.progress import Work, obeys_quiet, say
@@ -73,22 +73,14 @@ def predict(
         if out is not None:
             write_predictions(Path(out), paths, predictions, force=force)
         return predictions
-    predictor = Predictor.load(
-        run,
-        img_size=options.img_size,
-        device=options.device,
-        precision=options.precision,
-        mirror=tta,
-        max_pixels=options.max_pixels,
-    )
+    predictor = Predictor.load(run, mirror=tta, **options.of_model)
     threshold = None
     if reject_at_error is not None:
         rejection = predictor.reject_at(reject_at_error)
         threshold = rejection.threshold
         say(str(rejection))
     predictions = ImageList[FilePrediction]()
-    if note := value_note(paths, predictor.preprocessing.value_range, predictor.max_pixels):
-        say(note)
+    note_values(paths, predictor.preprocessing.value_range, predictor.max_pixels)
     with Work("classifying", len(paths)) as work:
         for batch in prepared_batches(predictor, paths, options.batch_size):
             rows = iter(predictor.predict([item for _, item in batch if isinstance(item, Pixels)]))

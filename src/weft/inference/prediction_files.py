@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 import shutil
 from collections import defaultdict
 from collections.abc import Sequence
@@ -12,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import UsageError
-from weft.files import check_output, check_writable, new_directory, write_table
-from weft.inference.arguments import check_outside_images
+from weft.files import check_output, new_directory, write_table
+from weft.inference.arguments import check_files, check_outside_images
 from weft.inference.image_card import image_card
 from weft.machine.system import unused_name
 from weft.progress import say
@@ -67,7 +66,7 @@ class FilePrediction:
     def card(self) -> markup.Card:
         """Return the image and its classes, for a gallery."""
         if self.error is not None:
-            return markup.Card([], [self.error], self.image)
+            return markup.Card({}, [self.error], self.image)
         lines = [f"{name}, {100 * share:.1f} %" for name, share in self.top]
         lines += ["rejected: the confidence is below the threshold"] if self.rejected else []
         lines += ["unknown: the image resembles no training image"] if self.unknown else []
@@ -104,17 +103,15 @@ def check_prediction_output(
         StorageError: it cannot be written to.
     """
     check_outside_images(out, images)
-    if not is_table(out):
-        check_output(out, _owned(out), force=force)
-        if inside := [path for path in paths if Path(path).resolve().is_relative_to(out.resolve())]:
-            raise UsageError(
-                f"The images must be outside the output directory, which is replaced as a whole; {printable(inside[0])}"
-                f" is in {printable(str(out))}. Choose another --out."
-            )
+    if is_table(out):
+        check_files([out], force=force)
         return
-    if out.is_dir() or (os.path.lexists(out) and not force):
-        raise UsageError(f"{out} exists. Choose another --out, or pass --force to replace a file.")
-    check_writable(out.parent)
+    check_output(out, _owned(out), force=force)
+    if inside := [path for path in paths if Path(path).resolve().is_relative_to(out.resolve())]:
+        raise UsageError(
+            f"The images must be outside the output directory, which is replaced as a whole; {printable(inside[0])}"
+            f" is in {printable(str(out))}. Choose another --out."
+        )
 
 
 def is_table(out: Path) -> bool:

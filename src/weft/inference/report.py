@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from weft.inference.conclusions import Training, conclusions
-from weft.inference.error_gallery import ExplainedError, gallery_html
 from weft.inference.metrics import MAX_MATRIX, Evaluation, percent_text
 from weft.report import markup
 from weft.report.intervals import accuracy_of
@@ -35,7 +34,7 @@ def write_report(
     title: str,
     summary: Fields,
     result: Evaluation,
-    errors: Sequence[ExplainedError] = (),
+    errors: Sequence[markup.Card] = (),
     curves: Sequence[tuple[Figure, str]] = (),
     training: Training | None = None,
     features: tuple[Figure, str] | None = None,
@@ -48,7 +47,7 @@ def write_report(
         title: heading of the report.
         summary: (name, value) lines below the conclusions.
         result: an evaluation on held-out images.
-        errors: the most confident errors with their images.
+        errors: the most confident errors with their images, by `explained_errors`.
         curves: figures of accuracy and loss by epoch, with their alternative texts.
         features: map of the features, with its caption.
         training: the run, for conclusions about it.
@@ -66,14 +65,9 @@ def write_report(
         figure = confusion_figure(result), "Confusion matrix: true classes by predicted classes"
         sections.append(Section("Confusion matrix", text, [figure], is_wide=True))
     if errors:
-        sections.append(
-            Section(
-                "Most confident errors",
-                "Each image as the network saw it"
-                + (", and under its attention map." if errors[0].overlay is not None else "."),
-                html=gallery_html(errors),
-            )
-        )
+        under = ", and under its attention map" if len(errors[0].images) > 1 else ""
+        text = f"Each image as the network saw it{under}."
+        sections.append(Section("Most confident errors", text, html=markup.gallery(errors)))
     is_cut = len(result.classes) > MAX_MATRIX
     if pairs := _pair_rows(result, MAX_ROWS if is_cut else MAX_PAIRS):
         header = ("true class", "predicted", "images", "share of class %")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NotRequired
 
@@ -94,15 +94,15 @@ class RunInfo:
     name: str
     kind: str
     network: str
-    input: tuple[int, int, int] | None
-    classes: list[str]
-    num_classes: int | None
-    licence: str | None
-    data: str | None
-    recipe: str | None
-    accuracy: str | None
-    files: list[tuple[str, int]]
-    exports: list[ExportInfo]
+    input: tuple[int, int, int] | None = None
+    classes: list[str] = field(default_factory=list)
+    num_classes: int | None = None
+    licence: str | None = None
+    data: str | None = None
+    recipe: str | None = None
+    accuracy: str | None = None
+    files: list[tuple[str, int]] = field(default_factory=list)
+    exports: list[ExportInfo] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the dictionary that `--json` prints."""
@@ -175,14 +175,14 @@ def info(run: str | Path) -> RunInfo:
 def _of_public_model(name: str) -> RunInfo:
     base = name.partition(".")[0]
     if base not in VARIANTS:  # of timm, whose licences are on its pages of the hub
-        return RunInfo(name, "public model", name, None, [], None, None, None, None, None, [], [])
+        return RunInfo(name, "public model", name)
     variant, row = VARIANTS[base], row_of(base)
     size = (3, variant.size, variant.size)
     accuracy = None
     if row is not None and row.weights == "own" and row.top1 is not None:
         accuracy = f"top-1 {row.top1:g} % on ImageNet's validation set ({row.source})"
     licence = None if variant.weights is None else variant.weights.licence
-    return RunInfo(name, "public model", base, size, [], 1000, licence, None, None, accuracy, [], [])
+    return RunInfo(name, "public model", base, size, num_classes=1000, licence=licence, accuracy=accuracy)
 
 
 def _data(folder: Path, recipe: Recipe) -> str:

@@ -78,8 +78,7 @@ class Explanation:
         images = {"image": self.image}
         images |= {caption: overlaid(self.image, fmap) for caption, fmap in maps.items() if fmap is not None}
         lines = [f"{label}, {100 * self.probabilities[self.label]:.1f} %", ", ".join(images)]
-        is_small = min(self.image.shape[:2]) <= markup.SMALL
-        return markup.Card([(*markup.encoded(pixels), text) for text, pixels in images.items()], lines, name, is_small)
+        return markup.Card(images, lines, name)
 
 
 def explain(

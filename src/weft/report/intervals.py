@@ -20,7 +20,7 @@ class Estimate(NamedTuple):
     high: float
 
     def __str__(self) -> str:
-        return f"{self.value:.2f} ({self.low:.2f} to {self.high:.2f})"
+        return interval_text(self)
 
     @property
     def is_wide(self) -> bool:

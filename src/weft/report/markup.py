@@ -10,7 +10,7 @@ import base64
 import html
 import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, NamedTuple
@@ -26,19 +26,17 @@ SMALL = 96  # pixels; smaller images are enlarged without smoothing
 
 
 class Card(NamedTuple):
-    """Images of a gallery that belong together, as image files in memory, and their caption.
+    """Images of a gallery that belong together, and their caption.
 
     Attributes:
-        images: (MIME type, content, alternative text) of each image.
+        images: alternative text -> pixels, uint8, (height, width) or (height, width, 3).
         lines: lines of the caption.
         name: file name of the image, or an empty text.
-        is_small: enlarge the images without smoothing.
     """
 
-    images: Sequence[tuple[str, bytes, str]]
+    images: Mapping[str, np.ndarray]
     lines: Sequence[str]
     name: str = ""
-    is_small: bool = False
 
 
 def escaped(text: str) -> str:
@@ -97,8 +95,7 @@ def gallery(cards: Sequence[Card]) -> str:
     """Return a gallery of images with captions."""
     shown = []
     for card in cards:
-        kind = {"class": "small"} if card.is_small else {}
-        images = "".join(image(mime, content, alt, **kind) for mime, content, alt in card.images)
+        images = "".join(_picture(alt, pixels) for alt, pixels in card.images.items())
         lines = [element("div", line, dir="auto") for line in card.lines]
         if card.name:
             lines.append(element("div", card.name, **{"class": "name"}))
@@ -108,17 +105,14 @@ def gallery(cards: Sequence[Card]) -> str:
     return f'<div class="{kind}">{"".join(shown)}</div>'
 
 
-def encoded(pixels: np.ndarray) -> tuple[str, bytes]:
-    """Return the MIME type and the content of an image file: lossless for a small image, which is enlarged.
-
-    Args:
-        pixels: uint8, (height, width) or (height, width, 3).
-    """
+def _picture(alt: str, pixels: np.ndarray) -> str:
+    """Return an image of a gallery: lossless if it is small, since it is then enlarged."""
     from PIL import Image
 
     buffer, is_small = io.BytesIO(), min(pixels.shape[:2]) <= SMALL
     Image.fromarray(pixels).save(buffer, "PNG" if is_small else "JPEG", quality=90)
-    return "image/png" if is_small else "image/jpeg", buffer.getvalue()
+    kind = {"class": "small"} if is_small else {}
+    return image("image/png" if is_small else "image/jpeg", buffer.getvalue(), alt, **kind)
 
 
 def fields(values: Sequence[tuple[str, str]]) -> str:

@@ -12,6 +12,7 @@ from weft.progress import say
 from weft.recipes import load_recipe
 from weft.recipes.load import default_recipe
 from weft.study.plan import Scale, Study, StudyVariant
+from weft.text import reason_of
 
 FROM_WEIGHTS = "small_folder"  # recipe of candidates that start from public weights
 SCALE = "small"
@@ -49,7 +50,7 @@ def public_weights(model: str) -> tuple[str, str]:
     try:
         network = create_model(model, pretrained=True)
     except Exception as error:  # no weights or no connection: timm and the hub raise many types
-        return "", (str(error).splitlines() or [type(error).__name__])[0]
+        return "", reason_of(error)
     return getattr(network, "pretrained_cfg", {}).get("hf_hub_id") or model, ""
 
 
@@ -70,7 +71,7 @@ def find_weights(chosen: Candidates, recipe: str | None, settings: Mapping[str, 
     for name, own in chosen.items():
         weights[name], reason = public_weights(own["model"])
         if reason:
-            say(f"{name} is trained from scratch: {reason}")
+            say(f"{name} is trained from scratch: {reason}.")
     return weights
 
 

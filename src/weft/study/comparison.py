@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from weft.data import Splits, image_size_hint
-from weft.data.folder import check_outside
 from weft.data.preprocessing import eval_transform
 from weft.errors import DataError, UsageError
 from weft.grid import Grid
@@ -27,11 +26,11 @@ from weft.progress import loading, obeys_quiet, say
 from weft.recipes import Recipe, load_recipe
 from weft.recipes.checks import check_argument
 from weft.recipes.schema import Positive
-from weft.study.advice import advise, pareto
 from weft.study.directory import check_request, opened
 from weft.study.engine import Engine
 from weft.study.halving import Budget
 from weft.study.plan import check_one_fold, slug
+from weft.study.report import write_report
 from weft.study.result import ExperimentResult, Limits
 from weft.text import first_few
 
@@ -83,7 +82,8 @@ def compare(
     given = load_recipe(recipe, settings.items())
     _check_length(given, budget, seeds, recipe, settings)
     check_one_fold(given.data)
-    check_request([data], out, force=force)
+    folder = Path(out) if out is not None else Path("runs") / f"compare-{slug(Path(data).name)}"
+    check_request([data], folder, force=force)
     with loading():
         from weft.study.candidates import (
             SCALE,
@@ -93,7 +93,6 @@ def compare(
             study_of,
             with_weights,
         )
-        from weft.study.run import write
         from weft.study.stages import StagedRuns
         from weft.train.plan import open_splits
 
@@ -107,12 +106,9 @@ def compare(
         variant.check(has_weights=True)  # which have weights is found later
     protocol = load_recipe(base, settings.items())
     where.check([protocol])
-    folder = Path(out) if out is not None else Path("runs") / f"compare-{slug(Path(data).name)}"
-    check_outside(folder, data)
     names = [own["model"] for own in chosen.values()]
     command = {"study": "compare", "data": data, "models": names, "recipe": base, "settings": settings}
     with opened(folder, command, force=force) as directory:
-        time.before = directory.decisions.get("seconds", 0.0)
         say(
             f"Comparing {', '.join(chosen)} on {len(splits.train):,} training images and {len(splits.val):,} held-out"
             f" images of {data}, in {folder}."
@@ -123,32 +119,11 @@ def compare(
         weights = directory.decide("weights", lambda: find_weights(chosen, base, settings))
         chosen = with_weights(chosen, weights) if protocol.epochs == 0 else chosen
         study = study_of(chosen, data, base, settings, weights)
-        comparison = StagedRuns(directory, study, weights, splits, where, time, seeds)
-        try:
-            comparison.train()
-            rows = comparison.rows()
-        finally:
-            comparison.save_time()
         limits = Limits(
             None if max_latency is None else 1000 * max_latency, None if max_size is None else max_size / 1e6
         )
-        epochs = comparison.epochs
-        result = ExperimentResult(
-            folder,
-            comparison.study,
-            SCALE,
-            data,
-            seeds,
-            rows,
-            comparison.experiment.seconds,
-            tuple(splits.notes),
-            max((epoch for row in rows for epoch, _ in row.curve), default=0) if epochs is None else epochs,
-            comparison.protocol(),
-            limits,
-            pareto(rows, limits),
-            advise(rows, limits),
-        )
-        write(result)
+        result = StagedRuns(directory, study, weights, splits, where, time, seeds).result(limits)
+        write_report(result)
     return result
 
 

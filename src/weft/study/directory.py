@@ -54,17 +54,13 @@ class Directory:
         write_file(self.path / FILE, json.dumps(content, indent=2).encode())
 
 
-def can_continue(path: Path) -> bool:
-    """Return whether a directory has a study or comparison, which the same command continues."""
-    return (path / FILE).exists()
-
-
-def check_request(places: Iterable[str], out: str | Path | None, *, force: bool) -> None:
+def check_request(places: Iterable[str], folder: Path, *, force: bool) -> None:
     """Check the arguments that `compare` and `run_study` share, before torch is imported.
 
     Args:
         places: of the datasets.
-        out, force: as in `run_study`.
+        folder: directory of the experiment.
+        force: as in `run_study`.
 
     Raises:
         UsageError: a directory that is taken, or in a dataset.
@@ -72,14 +68,19 @@ def check_request(places: Iterable[str], out: str | Path | None, *, force: bool)
     """
     for place in places:
         check_exists(place)
-        if out is not None:
-            check_outside(out, place)
-    if out is not None and not force and not can_continue(Path(out)):
-        refuse_taken(Path(out), (), force=False)
+        check_outside(folder, place)
+    if not force and not (folder / FILE).exists():
+        refuse_taken(folder, (), force=False)
 
 
 def refuse_other(path: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
-    """Raise UsageError if the results in a directory are of other settings; name those that differ."""
+    """Raise UsageError if the results in a directory are of other settings; name those that differ.
+
+    Args:
+        path: the directory.
+        before, now: settings of a command; those of its runs, which are in `settings`, are compared one by one.
+    """
+    before, now = ({**values, **(values.get("settings") or {}), "settings": None} for values in (before, now))
     keys = [key for key in {**before, **now} if before.get(key) != now.get(key)]
     if keys:
         old, new = (", ".join(f"{key}={values.get(key)}" for key in keys) for values in (before, now))
@@ -87,12 +88,6 @@ def refuse_other(path: Path, before: dict[str, Any], now: dict[str, Any]) -> Non
             f"{path} has results of {old}; got {new}. Pass the same to continue them, or choose another --out."
             " --force replaces the results."
         )
-
-
-def _flat(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a command and those of its runs in one dictionary."""
-    own = {key: value for key, value in settings.items() if key != "settings"}
-    return {**own, **(settings.get("settings") or {})}
 
 
 @contextlib.contextmanager
@@ -107,15 +102,15 @@ def opened(path: Path, settings: dict[str, Any], *, force: bool) -> Iterator[Dir
     Raises:
         UsageError: the directory is in use, or holds another experiment or other files.
     """
-    settings = json.loads(json.dumps(settings))
-    if not can_continue(path):
+    settings, file = json.loads(json.dumps(settings)), path / FILE
+    if not file.exists():
         refuse_taken(path, CONTENTS, force=force)
     with locked(path):
-        before = read_json(path / FILE, dict[str, dict[str, Any]], UsageError) if can_continue(path) else {}
+        before = read_json(file, dict[str, dict[str, Any]], UsageError) if file.exists() else {}
         directory = Directory(path, settings, before.get("decisions", {}))
         if before.get("settings") != settings:
             if before and not force:
-                refuse_other(path, _flat(before.get("settings", {})), _flat(settings))
+                refuse_other(path, before.get("settings", {}), settings)
             make_dir(path, CONTENTS, force=force)
             directory = Directory(path, settings)
             directory.save()

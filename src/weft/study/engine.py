@@ -16,12 +16,14 @@ from typing import Any
 from weft.errors import UsageError, need
 from weft.machine.memory import release_memory
 from weft.machine.processor import available_cores
+from weft.progress import Work
 from weft.recipes import Recipe
 from weft.recipes.checks import check_argument
 from weft.recipes.schema import Positive, Threads
 from weft.study import ray_engine
 from weft.study.jobs import Job, Result, failure_of, read_result, start_process
-from weft.study.watch import watching
+from weft.study.watch import Watch
+from weft.text import reason_of
 
 ENGINES = ("local", "ray")
 POLL_SECONDS = 0.2
@@ -98,7 +100,8 @@ class Engine:
             on_done(job, result)
 
         submitting = ray_engine.submitting(self.cores) if self.name == "ray" else self._submitting()
-        with watching(jobs) as on_wait, submitting as submit:
+        with Work("training", unit="") as work, submitting as submit:
+            watch = Watch(jobs, work)
             while order.is_active():
                 for folder in order.get_ready():
                     job = by_folder[folder]
@@ -110,7 +113,7 @@ class Engine:
                     else:
                         waiting[submit(job)] = job
                 ended, _ = wait(waiting, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
-                on_wait([job for future, job in waiting.items() if future.running() or self.name == "ray"])
+                watch.on_wait([job for future, job in waiting.items() if future.running() or self.name == "ray"])
                 for future in [future for future in waiting if future in ended]:
                     job = waiting.pop(future)
                     end(job, read_result(job) or Result(error=_failure(future) or "the process wrote no result"))
@@ -168,4 +171,4 @@ def _finished(jobs: Sequence[Job]) -> dict[Path, Result]:
 def _failure(future: Future[str | None]) -> str | None:
     """Return why a job failed, or None; on Ray, its machine may have failed."""
     error = future.exception()
-    return future.result() if error is None else (str(error).splitlines() or [type(error).__name__])[0]
+    return future.result() if error is None else reason_of(error)

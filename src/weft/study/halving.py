@@ -7,6 +7,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,19 +27,22 @@ TIMED_STEPS, TIMED_S = 3, 3.0  # steps that are timed, and the time after which 
 CPU_BATCH = {"small": 64, "large": 8}  # images of a timed step on a CPU; both even, as mixup requires
 
 
+@dataclass
 class Budget:
     """Time of a comparison, in seconds.
 
-    Args:
+    Attributes:
         total: limit; None for none.
         now: clock.
-
-    Attributes:
         before: time that earlier calls have used.
     """
 
-    def __init__(self, total: float | None, now: Callable[[], float] = time.monotonic) -> None:
-        self.total, self.now, self._began, self.before = total, now, now(), 0.0
+    total: float | None
+    now: Callable[[], float] = time.monotonic
+    before: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._began = self.now()
 
     @property
     def spent(self) -> float:

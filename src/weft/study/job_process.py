@@ -82,12 +82,8 @@ def _with_model(value: Any, runs: Path) -> Any:
 
 
 def _end_with_parent(parent: int) -> None:
-    """Exit when the process that started this one has ended; the saved state remains.
-
-    Args:
-        parent: its number. On Windows `os.getppid` stays the same, and is that of a launcher in a virtual environment.
-    """
-    before = os.getppid()
+    """Exit when the process that started this one has ended; the saved state remains."""
+    before = os.getppid()  # on Windows it stays the same, and is that of a launcher in a virtual environment
     while os.getppid() == before and is_alive(parent):
         time.sleep(1)
     os._exit(143)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from weft.files import write_file
 from weft.report.intervals import MAX_HALF_WIDTH, Estimate, interval_text
 from weft.report.pages import COLOURS, Lead, Section, new_figure, series_style, shown, write_page
 from weft.study.result import FAILED, ExperimentResult, Row
@@ -21,7 +23,9 @@ MAX_CURVES = 12  # with more, a figure of curves is unreadable
 
 
 def write_report(result: ExperimentResult) -> None:
-    """Write report.html to the directory of a study or comparison."""
+    """Write results.json and report.html to the directory of a study or comparison."""
+    content = {key: value for key, value in result.as_dict().items() if key != "out"}  # a path of this machine
+    write_file(result.out / "results.json", json.dumps(content, indent=2) + "\n")
     study, rows, tables = result.study, result.rows, result.tables()
     failed = tables.pop(FAILED, None)
     sections = [Section(heading, table=table) for heading, table in tables.items()]

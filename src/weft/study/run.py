@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 from weft.data import SplitPlan, open_data
 from weft.data.folder import check_outside
+from weft.data.open import check_exists
 from weft.errors import UsageError, unknown
-from weft.files import write_file
 from weft.machine.processor import bf16_note
 from weft.progress import Work, loading, obeys_quiet, say
 from weft.recipes import load_recipe
@@ -19,7 +18,8 @@ from weft.recipes.checks import check_argument
 from weft.recipes.fields import Within
 from weft.study.directory import check_request, opened
 from weft.study.engine import Engine
-from weft.study.plan import ResolvedVariant, Study, load_study, read_study, slug
+from weft.study.plan import ResolvedVariant, Study, read_study, slug
+from weft.study.report import write_report
 from weft.study.result import ExperimentResult
 
 MAX_SEEDS = 1000
@@ -77,19 +77,19 @@ def run_study(
     """
     where = Engine(engine, jobs, threads)
     load_recipe(None, (settings or {}).items())  # checks the settings
-    check_request(_given(data), out, force=force)
-    read_study(study)
+    plan = read_study(study)
+    folder = Path(out) if out is not None else Path("runs") / f"study-{slug(plan.name)}-{scale}"
+    check_request(_given(data), folder, force=force)
     with loading():
         from weft.machine.runtime import Runtime
         from weft.study.experiment import Experiment
 
-    plan, variants, chosen, datasets = _prepared(load_study(study), scale, seeds, only, settings or {}, data)
+    plan, variants, chosen, datasets = _prepared(plan, scale, seeds, only, settings or {}, data)
     count = plan.scales[scale].seeds
     wanted = [variant for variant in variants if variant.name in chosen]
     recipes = [variant.recipe for variant in wanted]
     where.check(recipes)
     num_classes = _num_classes(wanted)  # an unusable dataset is refused before the first run
-    folder = Path(out) if out is not None else Path("runs") / f"study-{slug(plan.name)}-{scale}"
     check_outside(folder, *datasets.values())
     command = {"study": plan.name, "scale": scale, "data": datasets, "settings": dict(settings or {})}
     with opened(folder, command, force=force) as directory:
@@ -105,17 +105,8 @@ def run_study(
         rows = tuple(experiment.rows(chosen))
         shown = ", ".join(Path(place).name for place in datasets.values())
         result = ExperimentResult(folder, plan, scale, shown, count, rows, experiment.seconds)
-        write(result)
+        write_report(result)
     return result
-
-
-def write(result: ExperimentResult) -> None:
-    """Write results.json and the report."""
-    from weft.study.report import write_report  # matplotlib
-
-    content = {key: value for key, value in result.as_dict().items() if key != "out"}  # a path of this machine
-    write_file(result.out / "results.json", (json.dumps(content, indent=2) + "\n").encode())
-    write_report(result)
 
 
 def planned_runs(
@@ -132,7 +123,8 @@ def planned_runs(
     Raises:
         UsageError, DataError: as `run_study`.
     """
-    check_request(_given(data), None, force=False)
+    for place in _given(data):
+        check_exists(place)
     plan, variants, chosen, _ = _prepared(study, scale, seeds, only, settings or {}, data)
     count = plan.scales[scale].seeds
     return [
@@ -152,12 +144,7 @@ def planned_runs(
 def _prepared(
     study: Study, scale: str, seeds: int | None, only: Sequence[str], settings: Mapping[str, Any], data: Data
 ) -> tuple[Study, list[ResolvedVariant], list[str], dict[str, str]]:
-    """Check the arguments of `run_study`.
-
-    Returns:
-        The study, with the settings and the number of seeds of the caller; its variants at the scale; the names of
-        those to run: the selected ones, their baselines and those whose models they need; the places of the datasets.
-    """
+    """Return the study with the settings of the caller, its variants, the names of those to run, and the datasets."""
     if scale not in study.scales:
         raise UsageError(f"scale must be one of {', '.join(study.scales)} for {study.name}; got '{scale}'.")
     size = study.scales[scale]

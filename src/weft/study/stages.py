@@ -1,9 +1,8 @@
-"""Runs of a comparison: their length, the stages after which the worse half stops, and what they show."""
+"""Runs of a comparison: their length, the stages after which the worse half stops, and their result."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from weft.errors import UsageError, WeftError
 from weft.progress import Work, rate, say
 from weft.recipes import Recipe
 from weft.report.intervals import accuracy_of
+from weft.study.advice import advise, pareto
 from weft.study.candidates import SCALE
 from weft.study.directory import Directory, refuse_other
 from weft.study.engine import Engine
@@ -29,12 +29,13 @@ from weft.study.halving import (
 from weft.study.jobs import Result
 from weft.study.plan import Study
 from weft.study.protocol import AUTO, shared_settings, with_shared
-from weft.study.result import Row
+from weft.study.result import ExperimentResult, Limits, Row
+from weft.text import reason_of
 from weft.train.decisions import fill_in
 
 
 class StagedRuns:
-    """Runs of a comparison: how long they are, which of them continue, and what they show.
+    """Runs of a comparison: how long they are, and which of them continue.
 
     Batch size, precision and length of the runs are decided once for all candidates.
 
@@ -63,6 +64,7 @@ class StagedRuns:
     ) -> None:
         self.directory, self.weights, self.splits, self.where = directory, weights, splits, where
         self.time, self.seeds, scale = time, seeds, study.scales[SCALE]
+        time.before = directory.decisions.get("seconds", 0.0)
         self.recipes = {variant.name: self._complete(variant.recipe) for variant in study.at_scale(SCALE)}
         common = self._complete(scale.common)
         self.shared = directory.decide("shared", self._shared)
@@ -104,19 +106,43 @@ class StagedRuns:
                 try:
                     seconds = self.where.call(seconds_per_image, with_shared(recipe, self.shared), self.splits)
                 except (WeftError, RuntimeError) as error:
-                    say(f"{name} cannot be trained: {str(error).splitlines()[0]}")
+                    say(f"{name} cannot be trained: {reason_of(error)}.")
                 else:
                     prices[name] = seconds * images
                     say(f"{name}: about {time_text(prices[name])} per epoch ({rate(1 / seconds, 'images')}).")
                 progress.advance()
         return prices
 
-    def train(self) -> None:
+    def result(self, limits: Limits) -> ExperimentResult:
+        """Train the candidates in stages, measure their speed, and return their result, within limits on deployment."""
+        try:
+            self._train()
+            rows = self._rows()
+        finally:
+            self._save_time()
+        longest = max((epoch for row in rows for epoch, _ in row.curve), default=0)
+        return ExperimentResult(
+            self.directory.path,
+            self.study,
+            SCALE,
+            self.study.scales[SCALE].data,
+            self.seeds,
+            rows,
+            self.experiment.seconds,
+            notes=tuple(self.splits.notes),
+            epochs=longest if self.epochs is None else self.epochs,
+            protocol=self._protocol(),
+            limits=limits,
+            frontier=pareto(rows, limits),
+            advice=advise(rows, limits),
+        )
+
+    def _train(self) -> None:
         """Train in stages; the worse half of the candidates stops after each."""
         alive = list(self.recipes)
         for stage in self.stages[:-1]:
             self.experiment.run(self.experiment.keys(alive, 1), self.where, stage)
-            self.save_time()
+            self._save_time()
             alive = self._kept(alive, stage)
         self.experiment.run(self.experiment.keys(alive, self.seeds), self.where)
 
@@ -138,7 +164,7 @@ class StagedRuns:
             say(f"Stopped after epoch {stage}: {', '.join(stopped)}.")
         return [name for name in alive if name in ranked[:count]]
 
-    def rows(self) -> tuple[Row, ...]:
+    def _rows(self) -> tuple[Row, ...]:
         """Measure the speed of the trained candidates, and return a row of each, the best first."""
         names, first = list(self.recipes), self.experiment.first_seed
         runs = self._first_runs(names)
@@ -164,15 +190,15 @@ class StagedRuns:
                     forms=tuple(forms[row.name]),
                 )
             rows.append(row)
-        top = {row.name: -math.inf if row.mean is None else row.mean.value for row in rows}
-        return tuple(sorted(rows, key=lambda row: (not row.top1, row.stopped_after is not None, -top[row.name])))
+        rows.sort(key=lambda row: (not row.top1, row.stopped_after is not None, -row.mean.value if row.mean else 0.0))
+        return tuple(rows)
 
-    def save_time(self) -> None:
+    def _save_time(self) -> None:
         """Keep the time used so far, for a later call."""
         self.directory.decisions["seconds"] = self.time.spent
         self.directory.save()
 
-    def protocol(self) -> str:
+    def _protocol(self) -> str:
         """Describe how the candidates were trained, in one sentence."""
 
         def name(recipe: str | None) -> str:

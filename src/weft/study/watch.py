@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 
 from weft.errors import CheckpointError
 from weft.progress import Work, rate
@@ -15,19 +14,8 @@ READ_SECONDS = 1.0  # between two readings of the metrics
 SHOWN = 3  # runs in progress that are named
 
 
-@contextlib.contextmanager
-def watching(jobs: Sequence[Job]) -> Iterator[Callable[[Sequence[Job]], None]]:
-    """Show the progress of jobs: a bar on a terminal, elsewhere lines at intervals.
-
-    Yields:
-        Function to call several times per second, with the jobs in progress.
-    """
-    with Work("training", unit="") as work:
-        yield _Watch(jobs, work).on_wait
-
-
-class _Watch:
-    """Finished epochs of jobs."""
+class Watch:
+    """Finished epochs of jobs, which are shown as progress of their work."""
 
     def __init__(self, jobs: Sequence[Job], work: Work) -> None:
         self.work, self._read_at = work, -READ_SECONDS
@@ -41,7 +29,7 @@ class _Watch:
         return min(len(_history(job)), self.total[job.folder])
 
     def on_wait(self, running: Sequence[Job]) -> None:
-        """Read the metrics of the jobs in progress, and show them."""
+        """Read the metrics of the jobs in progress, and show them; to be called several times per second."""
         if time.monotonic() - self._read_at < READ_SECONDS:
             return
         self._read_at = time.monotonic()

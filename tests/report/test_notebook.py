@@ -30,7 +30,7 @@ from weft.study.plan import Scale, StudyVariant
 from weft.study.result import ExperimentResult, Form, Limits, Row
 from weft.text import printable
 from weft.train import RunResult
-from weft.train.meter import Meter
+from weft.train.loop import Meter
 from weft.train.reporter import Reporter, epoch_line
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "first_hour.ipynb"

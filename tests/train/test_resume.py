@@ -695,6 +695,7 @@ def test_of_several_runs_in_one_directory_one_goes_on(command, noise, undisturbe
 
 
 def test_shards_on_a_server_have_an_order_of_their_own(noise: Path, undisturbed: Path) -> None:
-    splits = open_data(noise)
-    with pytest.raises(DataError, match=r"were on a server, and there is on a disk\. Pass an address of that kind"):
-        resume.check_data(undisturbed, splits, "there", by_files=True)
+    run = resume.open_run(undisturbed, (), override=False)
+    run.state.by_files = True
+    with pytest.raises(DataError, match=r"were on a server, and \S+ is on a disk\. Pass an address of that kind"):
+        run.check_data(open_data(noise))

@@ -147,6 +147,22 @@ def test_a_time_limit_and_an_epoch_to_stop_after(noise, undisturbed, tmp_path, c
     tiny.assert_same_run(undisturbed, out)
 
 
+def test_a_stop_within_an_evaluation_resumes_after_its_epoch(noise, undisturbed, tmp_path, monkeypatch):
+    out, infer, signals = tmp_path / "run", running.infer, [signal.SIGTERM]
+
+    def signalled(*arguments: Any) -> torch.Tensor:
+        if signals:
+            signal.raise_signal(signals.pop())
+        return infer(*arguments)
+
+    monkeypatch.setattr(running, "infer", signalled)
+    with pytest.raises(SystemExit):
+        tiny.run(noise, out)
+    assert (step_of(out), (out / "last").exists(), (out / "best").exists()) == (3, True, False)
+    train(resume=out, quiet=True)
+    tiny.assert_same_run(undisturbed, out)
+
+
 def test_a_finished_run_is_finished_and_its_torn_metrics_are_written_again(undisturbed: Path, tmp_path: Path) -> None:
     out = shutil.copytree(undisturbed, tmp_path / "run")
     (out / "metrics.csv").write_bytes(b"\xff")

@@ -31,8 +31,7 @@ from weft.machine.processor import processor_class
 from weft.machine.runtime import Runtime
 from weft.recipes import load_recipe
 from weft.runs.directory import StepLog
-from weft.train.loop import Learner, train_epoch
-from weft.train.meter import Meter, StepResult
+from weft.train.loop import Learner, Meter, StepResult, train_epoch
 from weft.train.stop import Stop
 
 CASES = {

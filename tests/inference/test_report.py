@@ -19,7 +19,7 @@ from weft.report.intervals import too_few_text
 from weft.report.markup import Card
 from weft.report.pages import svg
 from weft.runs.directory import EpochRow
-from weft.train.curves import curve_figures
+from weft.train.finish import curve_figures
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 NAMES = ["cat", "犬", "سمكة", "🐕", "Donaudampfschifffahrtsgesellschaftskapitän", "a_name_without_a_space_" * 4]

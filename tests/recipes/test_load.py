@@ -113,16 +113,19 @@ def test_an_override_is_read_as_carefully(key, value, message):
         load_recipe(overrides=[(key, value)])
 
 
-@pytest.mark.parametrize("text", ["photos #2", "[a-z]+_", "(.*): 1", "*.jpg", "null", "123", "1e-3", "it's", "a\\d"])
+@pytest.mark.parametrize(
+    "text", ["photos #2", "[a-z]+_", "(.*): 1", "*.jpg", "null", "123", "1e-3", "it's", "a\\d", "&a *b !c"]
+)
 def test_an_argument_that_is_text_is_taken_literally(text):
     given = {"start_from": text, "unknown_images": Path(text), "group": text}
-    recipe = load_recipe(overrides=overrides_of(None, {"distill.teacher": Path(text)}, given))
+    recipe = load_recipe(overrides=overrides_of(text, {"distill.teacher": Path(text)}, given))
     assert (recipe.start_from, recipe.data.unknown_images, recipe.data.group, recipe.distill.teacher) == (text,) * 4
+    assert recipe.data.source == text
 
 
-def test_an_argument_that_is_no_text_may_be_written_as_text():
-    given = {"epochs": "3", "img_size": "48x64", "batch_size": "auto", "start_from": ""}
-    recipe = load_recipe(overrides=overrides_of(None, {}, given))
+def test_an_argument_that_is_no_text_may_be_written_as_text_and_wins_over_settings():
+    given = {"epochs": "3", "img_size": "48x64", "batch_size": "auto", "start_from": "", "seed": None}
+    recipe = load_recipe(overrides=overrides_of(None, {"epochs": 2}, given))
     assert (recipe.epochs, recipe.img_size, recipe.batch_size, recipe.start_from) == (3, (48, 64), "auto", None)
 
 

@@ -25,7 +25,7 @@ from weft.report import notebook
 from weft.report.notebook import MAX_CARDS, ImageList, in_notebook
 from weft.runs.directory import EpochRow
 from weft.train import RunResult
-from weft.train.meter import Meter
+from weft.train.loop import Meter
 from weft.train.reporter import Reporter, epoch_line
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "first_hour.ipynb"

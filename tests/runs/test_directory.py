@@ -7,7 +7,6 @@ import errno
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -113,63 +112,28 @@ HOLDER = """
 import fcntl, os, sys
 file = open(sys.argv[1], "a+")
 fcntl.lockf(file, fcntl.LOCK_EX)
+print(sys.argv[2].replace("own", str(os.getpid())), file=file, flush=True)
 print("locked", flush=True)
-for line in sys.stdin:
-    file.truncate(0)
-    file.write(f"{os.getpid()}\\n")
-    file.flush()
-    print("written", flush=True)
+sys.stdin.read()
 """
 
 
-@pytest.fixture
-def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A process that has locked a run directory; it writes its number for every line that it receives."""
+@pytest.mark.parametrize("content", ["own", "4194305", ""])
+def test_a_directory_in_use_is_refused_with_the_number_of_its_process(content: str, tmp_path: Path) -> None:
+    """It is unknown while the lock file has that of a killed process, or none. The lock ends with its process."""
     lock = tmp_path / "run" / LOCK
     lock.parent.mkdir(parents=True)
-    command = [sys.executable, "-c", HOLDER, str(lock)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "locked\n"
-        yield process
-
-
-@pytest.mark.parametrize("content", ["", "dead"])
-def test_a_directory_in_use_is_refused_with_the_number_of_its_process(content, holder, tmp_path, monkeypatch):
-    """The process that holds the lock may not have written its number yet; that of a killed process is not shown. The
-    lock ends with its process."""
-    if content:
-        with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+    command = [sys.executable, "-c", HOLDER, str(lock), content]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "locked\n"
+        number = holder.pid if content == "own" else "unknown"
+        message = rf"is in use by process {number}\. Wait for it"
+        with pytest.raises(UsageError, match=message), directory.locked(tmp_path / "run"):
             pass
-        (tmp_path / "run" / LOCK).write_text(f"{ended.pid}\n")
-    naps: list[float] = []
-
-    def write_meanwhile(seconds: float) -> None:
-        naps.append(seconds)
-        if len(naps) == 2:
-            assert holder.stdin is not None
-            assert holder.stdout is not None
-            holder.stdin.write("write\n")
-            holder.stdin.flush()
-            assert holder.stdout.readline() == "written\n"
-
-    monkeypatch.setattr(directory.time, "sleep", write_meanwhile)
-    monkeypatch.setattr(directory, "RETRY_S", 60.0)
-    message = rf"is in use by process {holder.pid}\. Wait for it"
-    with pytest.raises(UsageError, match=message), directory.locked(tmp_path / "run"):
-        pass
-    assert len(naps) == 2
-    holder.kill()
-    holder.wait()
+        holder.kill()
     with directory.locked(tmp_path / "run"):
-        assert (tmp_path / "run" / LOCK).read_text() == f"{os.getpid()}\n"
-
-
-def test_a_lock_that_stays_without_a_process_number_is_of_an_unknown_process(holder, tmp_path, monkeypatch):
-    monkeypatch.setattr(directory, "RETRY_S", 0.02)
-    with pytest.raises(UsageError, match=r"is in use by process unknown\."), directory.locked(tmp_path / "run"):
-        pass
-    assert holder.poll() is None
+        assert lock.read_text() == f"{os.getpid()}\n"
 
 
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])

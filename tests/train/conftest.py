@@ -58,6 +58,12 @@ def noise(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with six pictures of a class."""
+    return tiny.paint(tmp_path_factory.mktemp("data") / "few", per_class=6)
+
+
+@pytest.fixture(scope="session")
 def undisturbed(noise: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with everything in it, that nothing disturbs."""
     return tiny.run(noise, tmp_path_factory.mktemp("runs") / "undisturbed")

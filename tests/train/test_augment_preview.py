@@ -11,10 +11,10 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
+from tests.train.tiny import recipe_of
 from weft.cli import main
 from weft.data import Splits, open_data, open_image
 from weft.errors import StorageError, UsageError
-from weft.recipes import load_recipe
 from weft.train import plan, preview
 from weft.train.augment_preview import EPOCHS, IMAGES, augmented_figure
 from weft.train.plan import build_model, training_images
@@ -24,8 +24,7 @@ pytestmark = pytest.mark.figures
 
 def drawn(photos: Path, **settings: Any) -> tuple[Figure, Splits, Any, Any]:
     """The figure, and what it was made from."""
-    overrides = [(key.replace("__", "."), value) for key, value in settings.items()]
-    recipe = load_recipe(overrides=[("model", "levit_nano_32"), ("batch_size", 8), *overrides])
+    recipe = recipe_of(model="levit_nano_32", batch_size=8, **settings)
     splits = open_data(photos)
     model = build_model(recipe, len(splits.classes))
     return augmented_figure(recipe, splits, model), splits, training_images(recipe, splits.train, model), model
@@ -81,8 +80,6 @@ def test_the_command_line_writes_a_new_file(photos: Path, tmp_path: Path, capsys
     assert f"--preview must name a new file; {out} exists already." in capsys.readouterr().err
     assert main([*arguments, "--force", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"preview": str(out)}
-    assert main([*arguments, "--find-lr"]) == 2
-    assert "--find-lr and --preview exclude each other" in capsys.readouterr().err
 
 
 def test_a_file_that_cannot_be_written_is_refused_before_the_data_is_read(photos, tmp_path, monkeypatch):

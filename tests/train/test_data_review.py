@@ -111,17 +111,6 @@ def test_the_corrected_table_is_data_for_training(
     assert "must be new or empty" in capsys.readouterr().err
 
 
-def test_a_person_may_edit_the_table_and_move_it(reviewed: tuple[Review, Path], tmp_path: Path) -> None:
-    """A label that is new, and a row that is deleted."""
-    header, *lines = (reviewed[1] / "corrected.csv").read_text().splitlines()
-    kept = [line for line in lines if "/05.png" not in line]
-    edited = [line.replace(",red,", ",crimson,") if "/red/01.png" in line else line for line in kept]
-    (tmp_path / "mine.csv").write_text("\n".join([header, *edited]) + "\n")
-    splits = open_data(tmp_path / "mine.csv", evaluate_only=True)
-    assert splits.classes == ["blue", "crimson", "red"]
-    assert (len(splits.train) + len(splits.val), splits.bad) == (25 - 2, ())
-
-
 def test_odd_names_are_found_again(data: Path, model: Path, tmp_path: Path) -> None:
     """A file name with other letters, one with a carriage return, and a class whose name begins with a space."""
     (data / "red" / "wrong.png").rename(data / "red" / "wrong-ÿ.png")
@@ -187,16 +176,14 @@ def test_a_table_with_a_test_split(data: Path, model: Path, tmp_path: Path, caps
     assert "Not read: 8 images of test." in capsys.readouterr().err
 
 
-def test_unreadable_images_are_named_and_the_exit_code_is_3(data: Path, model: Path, capsys: Capture) -> None:
+def test_findings_are_printed_unreadable_images_are_named_and_the_exit_code_is_3(data, model, capsys) -> None:
     (data / "red/bad.png").write_bytes(b"\x89PNG\r\n\x1a\nno image")
-    assert main(["data", "review", str(data), "--run", str(model), "--json", "--quiet"]) == 3
+    words = ["data", "review", str(data), "--run", str(model), "--quiet"]
+    assert main([*words, "--json"]) == 3
     result = json.loads(capsys.readouterr().out)
     assert [Path(row["image"]).name for row in result["unreadable"]] == ["bad.png"]
     assert result["images"] == 25
-
-
-def test_the_findings_are_printed_as_a_table(data: Path, model: Path, capsys: Capture) -> None:
-    assert main(["data", "review", str(data), "--run", str(model), "--quiet"]) == 0
+    assert main(words) == 3
     heading, *rows = capsys.readouterr().out.splitlines()
     assert heading.split() == ["image", "label", "proposed", "probability", "problem", "action"]
     assert [row for row in rows if "wrong.png" in row and "relabel" in row], rows
@@ -258,16 +245,13 @@ def test_a_doubtful_label_is_listed_and_kept() -> None:
     ]
 
 
-def test_labels_that_cannot_be_judged_are_noted() -> None:
+def test_labels_that_cannot_be_judged_or_take_too_much_memory_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     errors = dataclasses.replace(label_errors([0, 1, 0], [1.0] * 3), is_judged=np.array([True, False, True]))
     (single, few) = data_review._notes(errors, np.array([0, 1, 0]), ["a", "b"])
     assert single.startswith("1 label cannot be judged")
     assert single.endswith("b. Add images.")
     assert few.endswith("are judged by a few images only: a.")
-
-
-def test_labels_that_take_too_much_memory_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    errors = dataclasses.replace(label_errors([0, 1, 0], [1.0] * 3), is_judged=np.zeros(3, bool))
+    errors = dataclasses.replace(errors, is_judged=np.zeros(3, bool))
     monkeypatch.setattr("weft.train.label_errors.MAX_PROBABILITIES", 5)
     (note,) = data_review._notes(errors, np.array([0, 1, 0]), ["a", "b"])
     assert note.startswith("Labels are judged if images x classes is at most ")

@@ -13,8 +13,8 @@ from tests.train import tiny
 from weft.errors import UsageError
 from weft.machine.runtime import Runtime
 from weft.recipes import Recipe, load_recipe
-from weft.recipes.load import default_recipe, overrides_of
-from weft.train import decisions, timing, train
+from weft.recipes.load import default_recipe
+from weft.train import decisions, train
 from weft.train.decisions import Case, fill_in, whole_batches
 from weft.train.plan import Plan, make_plan
 from weft.train.request import Request
@@ -196,14 +196,6 @@ def test_digits_have_a_recipe_of_their_own() -> None:
     assert [default_recipe(data) for data in ("digits", "./digits", None)] == ["digits", None, None]
 
 
-@pytest.mark.parametrize("data", ["photos", "null", "it's: a [folder] # here", "12", "&a *b !c"])
-def test_any_folder_name_survives(data: str) -> None:
-    overrides = overrides_of(data, {"optim.lr": 1, "epochs": 2}, {"epochs": 3, "limit": 4, "seed": None})
-    recipe = load_recipe(overrides=overrides)
-    assert recipe.data.source == data
-    assert (recipe.epochs, recipe.data.limit, recipe.optim.lr, recipe.seed) == (3, 4, 1, 0)
-
-
 @pytest.mark.parametrize(
     ("device", "request_", "expected"),
     [
@@ -219,13 +211,3 @@ def test_any_folder_name_survives(data: str) -> None:
 def test_on_a_gpu_a_precision_that_nobody_names_is_measured(device: str, request_: Request, expected: str) -> None:
     case = Case(request_, runtime=Runtime(torch.device(device), "fp32"))
     assert decisions.gpu_precision(Recipe(), case)[0].precision == expected
-
-
-def test_a_gpu_is_timed_in_both_precisions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
-    runtime, recipe = Runtime(torch.device("cuda"), "fp32"), Recipe(model="levit_nano_32", precision="auto")
-    for times, expected in (({"fp32": 3.0, "bf16": 1.0}, "bf16"), ({"fp32": 1.0, "bf16": 2.0}, "fp32")):
-        monkeypatch.setattr(timing, "time_step", lambda *args, times=times: times[args[3].precision])
-        changed, note = decisions.measured_precision(recipe, Case(num_classes=3, runtime=runtime))
-        assert changed.precision == expected
-        assert note.startswith(f"Precision: {expected}, chosen for this machine: a step takes ")

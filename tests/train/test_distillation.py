@@ -12,6 +12,7 @@ from PIL import Image
 
 import weft
 from tests.helpers import lively
+from tests.train import tiny
 from tests.train.conftest import COLOURS, SHORT
 from weft.checkpoints import save_model_dir
 from weft.data import open_data
@@ -19,8 +20,8 @@ from weft.errors import CheckpointError, UsageError
 from weft.machine.runtime import Runtime
 from weft.models.contract import preprocessing
 from weft.recipes import load_recipe
-from weft.train import RunResult, distillation, train
-from weft.train.distillation import Teacher, has_fixed_inputs, open_teacher
+from weft.train import distillation, train
+from weft.train.distillation import Teacher, is_cached, open_teacher
 from weft.train.objective import Objective
 
 CPU = Runtime.of("cpu")
@@ -47,21 +48,6 @@ def test_every_student_learns_from_a_model(name: str, kind: str, teacher: Path, 
     assert result.epochs == 1
 
 
-@pytest.mark.slow
-def test_the_teacher_teaches(trained: RunResult, photos: Path, tmp_path: Path) -> None:
-    """With alpha 1 the labels are not looked at: what the student knows, it knows from the teacher."""
-    settings = {"distill.teacher": str(trained.out / "best"), "distill.alpha": 1.0, "optim.lr": 2e-3, **FIXED}
-    wrong = tmp_path / "wrong"
-    names = list(COLOURS)
-    for place, name in enumerate(names):
-        (wrong / name).mkdir(parents=True)
-        for file in (photos / names[(place + 1) % 3]).iterdir():
-            (wrong / name / file.name).write_bytes(file.read_bytes())
-    result = train(wrong, out=tmp_path / "run", settings=settings, **{**SHORT, "epochs": 8})
-    last = (result.out / "metrics.csv").read_text().splitlines()[-1].split(",")
-    assert float(last[6]) < 20  # of labels that are all wrong
-
-
 def test_logits_that_cannot_change_are_computed_once_of_any_timm_model(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,16 +67,17 @@ def test_logits_that_cannot_change_are_computed_once_of_any_timm_model(
         settings = {"distill.teacher": "resnet10t", "distill.cache": cache, "model_args.depth": [1, 1, 1], **FIXED}
         out = train(photos, out=tmp_path / f"cache{cache}", settings=settings, **SHORT).out
         assert computed == [12] * (1 + (3 if cache else 6))  # rehearsal; 36 images by 12: once, or in both epochs
-        losses.append([float(line.split(",")[3]) for line in (out / "steps.csv").read_text().splitlines()[1:]])
+        losses.append(tiny.losses(out))
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     assert asked == [("resnet10t", True)] * 2
 
 
-def test_any_augmentation_changes_the_logits() -> None:
-    assert has_fixed_inputs(load_recipe(overrides=FIXED.items()))
+def test_any_augmentation_changes_the_logits_which_are_then_not_cached() -> None:
+    assert is_cached(load_recipe(overrides=FIXED.items()))
+    assert not is_cached(load_recipe(overrides=[*FIXED.items(), ("distill.cache", False)]))
     varied = {"crop": "shift", "hflip": True, "color_jitter": 0.1, "mixup": 0.8, "cutmix": 1, "erase_prob": 0.1}
     for key, value in [*varied.items(), ("rand_augment", "rand-m9")]:
-        assert not has_fixed_inputs(load_recipe(overrides=[*FIXED.items(), (f"augment.{key}", value)])), key
+        assert not is_cached(load_recipe(overrides=[*FIXED.items(), (f"augment.{key}", value)])), key
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
-"""`weft train --plan`: length, duration, memory and disk space of a run before it starts."""
+"""`weft train --plan`: duration, memory and disk space of a run; `weft data bench`: how fast its images are loaded."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,8 +17,8 @@ from weft.errors import UsageError
 from weft.machine.runtime import Runtime
 from weft.progress import Work
 from weft.recipes import load_recipe
-from weft.train import PlannedRun, estimate, planned_run
-from weft.train.estimate import STEPS, _steady
+from weft.train import Loading, PlannedRun, estimate, loading_speed, planned_run
+from weft.train.estimate import STEPS, LoadingRate, _steady
 from weft.train.plan import Plan
 
 KEYS = set(
@@ -111,16 +112,6 @@ def test_refusals(photos: Path) -> None:
         planned_run()
 
 
-@pytest.mark.parametrize("others", [["--find-lr"], ["--preview", "x.png"], ["--resume", "run"]])
-def test_one_purpose_at_a_time(others: list[str], photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", str(photos), "--plan", *others]) == 2
-    error = capsys.readouterr().err
-    if others[0] == "--resume":
-        assert "--plan prepares a new run, and --resume continues one. Omit one of them." in error
-    else:
-        assert f"--plan and {others[0]} exclude each other; got both. Omit one of them." in error
-
-
 def test_the_number_of_processes_is_that_of_the_whole_run(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chosen after a few batches, if all batches of the run would take long to load."""
     paces = []
@@ -137,3 +128,47 @@ def test_the_number_of_processes_is_that_of_the_whole_run(photos: Path, monkeypa
     settings = {"model": "levit_nano_32", "epochs": 100, "batch_size": 12, "workers": "auto"}
     planned_run(photos, settings=settings, seconds=0.0, quiet=True)
     assert paces == [pytest.approx(2.0 * 3 / 300)]
+
+
+# `weft data bench`
+
+
+def found(*rates: float, training: float) -> Loading:
+    return Loading("levit_256", "cuda:0", "bf16", training, [LoadingRate(*row) for row in enumerate(rates)])
+
+
+@pytest.mark.parametrize(
+    ("result", "enough", "headline"),
+    [
+        (found(900.0, 1800.0, training=1000.0), 1, "--workers 1 loads as fast as levit_256 trains on cuda:0 in bf16"),
+        (found(1000.0, training=1000.0), 0, "--workers 0 loads as fast"),
+        (found(100.0, 250.0, 200.0, training=1000.0), None, "with --workers 1, training waits 75 % of the time"),
+    ],
+)
+def test_the_smallest_number_that_loads_as_fast_as_training(result: Loading, enough: int, headline: str) -> None:
+    assert result.enough == enough
+    assert headline in result.headline()
+    assert "1,000 images/s" in result.headline()
+
+
+def test_rates_of_all_numbers_of_processes(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(estimate, "available_cores", lambda: 2)
+    photos = tiny.paint(tmp_path / "photos", per_class=9)
+    words = ["--model", "levit_nano_32", "--seconds", "0.05", "--batch-size", "6", "--quiet", "--json"]
+    assert main(["data", "bench", str(photos), *words]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert [rate["workers"] for rate in result["rates"]] == [0, 1, 2]
+    assert min(result["training"], *(rate["images_per_second"] for rate in result["rates"])) > 0
+    assert (result["model"], result["device"], result["precision"]) == ("levit_nano_32", "cpu", "fp32")
+    assert list(tmp_path.iterdir()) == [photos]
+
+
+def test_batches_loaded_in_advance_do_not_count(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that moves one second with every batch: six images per second, with any number of processes."""
+    clock = itertools.count(step=1.0)
+    monkeypatch.setattr(estimate.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(estimate, "available_cores", lambda: 2)
+    monkeypatch.setattr(estimate, "time_step", lambda *arguments: 0.5)
+    result = loading_speed(photos, "levit_nano_32", batch_size=6, seconds=4.0, quiet=True)
+    assert [rate.images_per_second for rate in result.rates] == [6.0, 6.0, 6.0]
+    assert result.training == 12.0

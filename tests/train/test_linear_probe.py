@@ -21,10 +21,10 @@ from weft.inference.measurement import evaluation_batches
 from weft.machine.runtime import Runtime
 from weft.models.building import create_model
 from weft.models.contract import resized
-from weft.recipes import Recipe
+from weft.recipes import Recipe, load_recipe
 from weft.runs.directory import read_metrics
 from weft.train import evaluate, linear_probe, train
-from weft.train.linear_probe import Balance, LinearProbe, balanced_score, fit, fit_heads
+from weft.train.linear_probe import LinearProbe, balanced_score, fit, fit_heads
 
 CPU = Runtime.of("cpu")
 CLASSES = ["ant", "bee", "cat", "dog"]
@@ -34,11 +34,6 @@ PROBE = {"head_init": "probe", "epochs": 0, "batch_size": 8}
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "cache"))
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.paint(tmp_path_factory.mktemp("data") / "noise")
 
 
 def clouds(classes: int, images: int, width: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -91,10 +86,9 @@ def test_a_class_with_one_image_leaves_no_cross_validation() -> None:
 @pytest.mark.parametrize("present", [[1], [0, 2], [0, 2, 3]])
 def test_a_class_without_an_image_is_never_predicted(present: list[int]) -> None:
     views, labels = clouds(len(present), 30, 8)
-    balance = Balance(is_weighted=True)
-    probe = fit(views, np.array(present)[labels], 4, balance=balance)
+    probe = fit(views, np.array(present)[labels], 4, is_weighted=True)
     assert np.isfinite(probe.bias).all()
-    assert probe.weight[present] == pytest.approx(fit(views, labels, len(present), balance=balance).weight)
+    assert probe.weight[present] == pytest.approx(fit(views, labels, len(present), is_weighted=True).weight)
     assert set(logits(probe, views).argmax(1)) <= set(present)
     assert ", ".join(name for i, name in enumerate(CLASSES) if i not in present) in probe.describe(CLASSES)
 
@@ -114,11 +108,11 @@ def test_weights_raise_the_mean_recall_of_rare_classes() -> None:
     views, labels = clouds(3, 900, 6, seed=1)
     kept = np.flatnonzero((labels == 0) | (np.arange(900) % 15 == 1) | (np.arange(900) % 15 == 2))
 
-    def mean_recall(balance: Balance) -> float:
-        predicted = logits(fit(views[kept], labels[kept], 3, balance=balance), views).argmax(1)
+    def mean_recall(*, is_weighted: bool) -> float:
+        predicted = logits(fit(views[kept], labels[kept], 3, is_weighted=is_weighted), views).argmax(1)
         return float(np.mean([(predicted[labels == label] == label).mean() for label in range(3)]))
 
-    assert mean_recall(Balance(is_weighted=True)) > mean_recall(Balance()) + 0.02
+    assert mean_recall(is_weighted=True) > mean_recall(is_weighted=False) + 0.02
 
 
 def test_in_the_balanced_score_every_class_counts_the_same() -> None:
@@ -131,22 +125,30 @@ def test_in_the_balanced_score_every_class_counts_the_same() -> None:
     assert balanced_score(model, rows[:36], labels[:36]) == pytest.approx(-losses[0])  # no image of the other class
 
 
-def test_the_balance_of_a_run_decides_the_score(monkeypatch: pytest.MonkeyPatch) -> None:
-    scored, views = [], np.random.default_rng(0).normal(size=(30, 2, 4))
-    monkeypatch.setattr(linear_probe, "balanced_score", lambda model, rows, labels: scored.append(len(rows)) or 0.0)
-    fit(views, np.arange(30) % 3, 3)
-    assert not scored
-    for balance in (Balance(is_weighted=True), Balance(is_chosen_by_class=True)):
-        scored.clear()
-        fit(views, np.arange(30) % 3, 3, balance=balance)
-        assert set(scored) == {12}  # six images of a fold, and their mirror images
+@pytest.mark.parametrize(
+    ("settings", "by_class"),
+    [
+        ({}, False),
+        ({"loss.class_weights": "balanced"}, True),
+        ({"data.sampling": "balanced"}, True),
+        ({"best": "balanced"}, True),
+    ],
+    ids=str,
+)
+def test_the_balance_of_a_run_decides_the_score(settings, by_class, noise: Path, monkeypatch) -> None:
+    scored: list[Any] = []
+    monkeypatch.setattr(linear_probe, "balanced_score", lambda model, *_: scored.append(model) or 0.0)
+    network: Any = resized(create_model("cvt_nano_32", num_classes=3), 32)
+    loader, recipe = evaluation_batches(open_data(noise).train, network, 5, 0), load_recipe(overrides=settings.items())
+    fit_heads(network, loader, 3, CPU, recipe)
+    assert bool(scored) == by_class
 
 
 @pytest.mark.parametrize("name", ["ceit_nano_32", "cvt_nano_32", "levit_nano_32", "resnet10t", "vit_tiny_patch16_224"])
-def test_every_head_of_every_network_gets_its_classifier(name: str, photos: Path) -> None:
+def test_every_head_of_every_network_gets_its_classifier(name: str, noise: Path) -> None:
     """The network then predicts what the regression predicts; LeViT has two heads, each behind its own BatchNorm."""
     network: Any = resized(create_model(name, num_classes=3), 32).eval()
-    loader = evaluation_batches(open_data(photos).train, network, 5, 0)
+    loader = evaluation_batches(open_data(noise).train, network, 5, 0)
     probes = fit_heads(network, loader, 3, CPU, Recipe(epochs=0))
     assert len(probes) == len(classifiers(network)) == (2 if name.startswith("levit") else 1)
     views, labels = read_features(network, loader, CPU)
@@ -165,25 +167,25 @@ def test_a_probe_that_does_not_fit_into_memory_is_refused(monkeypatch: pytest.Mo
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
-def test_a_probe_alone_is_a_run(photos: Path, tmp_path: Path) -> None:
+def test_a_probe_alone_is_a_run(noise: Path, tmp_path: Path) -> None:
     """Evaluated, saved, reported, and finished: there is nothing to resume. Also with fewer images than classes."""
     out = tmp_path / "run"
-    result = train(photos, "levit_nano_32", settings=PROBE, limit=2, out=out, quiet=True)
+    result = train(noise, "levit_nano_32", settings=PROBE, limit=2, out=out, quiet=True)
     assert (result.epochs, result.best_epoch) == (0, 0)
     assert [row.epoch for row in read_metrics(out / "metrics.csv")] == [0]
-    assert evaluate(out, photos, quiet=True).count == 3 * tiny.PER_CLASS - 2  # all that the limit left out
+    assert evaluate(out, noise, quiet=True).count == 3 * tiny.PER_CLASS - 2  # all that the limit left out
     assert (out / "report" / "report.html").exists()
     assert train(resume=out, quiet=True).top1 == result.top1
 
 
-def test_the_best_model_may_be_the_one_before_training_also_of_a_resumed_run(photos: Path, tmp_path: Path) -> None:
+def test_the_best_model_may_be_the_one_before_training_also_of_a_resumed_run(noise: Path, tmp_path: Path) -> None:
     settings = {**PROBE, "epochs": 2, "optim.lr": 1.0, "schedule.warmup_epochs": 0, "model_args.depth": [1, 1, 1]}
-    whole = train(photos, "levit_nano_32", settings=settings, out=tmp_path / "whole", quiet=True)
+    whole = train(noise, "levit_nano_32", settings=settings, out=tmp_path / "whole", quiet=True)
     accuracies = [row.val_top1 for row in read_metrics(whole.out / "metrics.csv")]
     assert len(accuracies) == 3
     assert whole.best_epoch == accuracies.index(max(accuracies)) == 0
     with pytest.raises(StoppedError):
-        train(photos, "levit_nano_32", settings=settings, out=tmp_path / "run", stop_after=1, quiet=True)
+        train(noise, "levit_nano_32", settings=settings, out=tmp_path / "run", stop_after=1, quiet=True)
     result = train(resume=tmp_path / "run", quiet=True)
     assert (result.top1, result.best_epoch) == (whole.top1, 0)
     for file in ("best/model.safetensors", "last/model.safetensors"):

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import copy
+import dataclasses
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import timm
 import torch
 from safetensors.torch import load_file
-from timm.layers import FrozenBatchNormAct2d, create_norm, create_norm_act
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 import weft
-from tests.helpers import baselines, enliven
+from tests.helpers import enliven
 from tests.train.conftest import COLOURS, SHORT
+from tests.train.tiny import recipe_of
 from weft.checkpoints import save_model_dir
-from weft.errors import CheckpointError, UsageError
+from weft.data import open_data
+from weft.machine.runtime import Runtime
+from weft.models.contract import preprocessing
 from weft.train import train
-from weft.train.network import load_start_weights, synchronized
-from weft.train.plan import make_plan
+from weft.train.network import load_start_weights
+from weft.train.plan import Plan, make_plan
 from weft.train.request import Request
 
 SMALL: dict[str, Any] = {"depth": [1, 1, 1], "attn_bias": False, "pos_embed": True}
@@ -115,60 +115,16 @@ def test_what_is_frozen_stays(setting: dict[str, Any], stays: Any, start: Path, 
     assert "head.linear.weight" not in unchanged
 
 
-def test_weights_that_do_not_fit_are_refused(start: Path, photos: Path, tmp_path: Path) -> None:
-    for more, error, message in (
-        ({"start_from": tmp_path / "nowhere"}, CheckpointError, "--from must name a run, .*nowhere is none of these"),
-        ({"start_from": start, "model": "ceit_nano_32"}, CheckpointError, "ceit"),
-        ({"settings": {"optim.freeze": "backbone"}}, UsageError, "freeze: backbone needs trained weights"),
-        ({"settings": {"sync_bn": True}}, UsageError, "sync_bn needs GPUs; .* --set sync_bn=false"),
-    ):
-        with pytest.raises(error, match=message):
-            train(photos, out=tmp_path / "run", **{**SHORT, **more})  # type: ignore[arg-type]
-    assert not (tmp_path / "run").exists()
-
-
-CHANNELS = 32
-ON_CUDA = ("inplaceabn", "iabn")  # a package of its own
-NORMS: dict[str, Callable[[int], nn.Module]] = {
-    **{f"norm {name}": kind for name, kind in create_norm._NORM_MAP.items()},
-    **{f"norm and act {name}": kind for name, kind in create_norm_act._NORM_ACT_MAP.items() if name not in ON_CUDA},
-    "norm and act frozen": FrozenBatchNormAct2d,
-}
-IMAGES = {"1d": (4, CHANNELS), "2d": (4, CHANNELS, 5, 7), "last": (4, 5, 7, CHANNELS)}
-
-
-def assert_same_outputs(network: nn.Module, images: torch.Tensor) -> None:
-    """In evaluation mode, with norm layers far from the identity."""
-    torch.manual_seed(0)
-    for name, tensor in network.state_dict().items():
-        if tensor.is_floating_point() and tensor.ndim == 1:
-            tensor.uniform_(0.5, 1.5) if name.endswith(("weight", "var")) else tensor.uniform_(-0.5, 0.5)
-    after = synchronized(copy.deepcopy(network)).eval()
-    left = [name for name, module in after.named_modules() if isinstance(module, _BatchNorm)]
-    assert all(isinstance(after.get_submodule(name), nn.SyncBatchNorm) for name in left)
-    assert after.state_dict().keys() == network.state_dict().keys()
-    with torch.no_grad():
-        assert torch.equal(after(images), network.eval()(images))
-
-
-@pytest.mark.parametrize("kind", NORMS)
-def test_synchronized_norm_layers_compute_the_same(kind: str) -> None:
-    layer = NORMS[kind](CHANNELS)
-    name = type(layer).__name__
-    is_last = name.startswith(("LayerNorm", "RmsNorm", "SimpleNorm")) and "2d" not in name
-    shape = "last" if is_last else "1d" if name.endswith("1d") else "2d"
-    assert_same_outputs(nn.Sequential(layer), torch.randn(IMAGES[shape]))
-
-
-@pytest.mark.parametrize("name", ["tf_efficientnet_lite0", "levit_128s", "resnet18"])
-def test_synchronized_networks_compute_the_same(name: str) -> None:
+@pytest.mark.parametrize("name", ["tf_efficientnet_lite0", "levit_nano_32", "resnet10t"])
+def test_synchronized_batchnorm_computes_the_same(name: str, photos: Path) -> None:
     """tf_efficientnet_lite0 is the default network without a connection; its BatchNorm has the activation inside."""
-    size = 224 if name.startswith("levit") else 32
-    assert_same_outputs(timm.create_model(name, num_classes=4), torch.randn(2, 3, size, size))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(row["name"] for row in baselines()))
-def test_every_baseline_computes_the_same(name: str) -> None:
-    network = timm.create_model(name, num_classes=4)
-    assert_same_outputs(network, torch.randn(1, *network.pretrained_cfg["input_size"]))
+    recipe, two = recipe_of(model=name, batch_size=4, sync_bn=True), Runtime(torch.device("cpu"), "fp32", world=2)
+    plan = Plan(recipe, open_data(photos), two)
+    before, after = (enliven(dataclasses.replace(plan, runtime=own).network).eval() for own in (two.alone(), two))
+    batchnorm = [module for module in after.modules() if isinstance(module, _BatchNorm)]
+    assert batchnorm
+    assert all(isinstance(module, nn.SyncBatchNorm) for module in batchnorm)
+    assert after.state_dict().keys() == before.state_dict().keys()
+    images = torch.randn(2, *preprocessing(before)["input_size"])
+    with torch.no_grad():
+        assert torch.equal(after(images), before(images))

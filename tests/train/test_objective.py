@@ -6,18 +6,14 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from weft.errors import UsageError
+from tests.train.tiny import recipe_of as recipe
 from weft.models.contract import mean_logits
-from weft.recipes import Recipe, load_recipe
-from weft.train.objective import Mixing, Objective, balanced_weights, check_mixing
+from weft.recipes import Recipe
+from weft.train.objective import Mixing, Objective, balanced_weights
 
 GENERATOR = torch.Generator().manual_seed(0)
 LOGITS, OTHER, TEACHER = torch.randn(3, 6, 4, generator=GENERATOR)
 LABELS = torch.tensor([0, 1, 2, 3, 1, 1])
-
-
-def recipe(**settings: object) -> Recipe:
-    return load_recipe(overrides=[(key.replace("__", "."), value) for key, value in settings.items()])
 
 
 def one_hot(smoothing: float = 0.0) -> torch.Tensor:
@@ -97,12 +93,3 @@ def test_parts_of_a_step_are_mixed_as_the_whole() -> None:
         mixed, shares = mix(images[part].clone(), labels[part], 3)
         assert torch.equal(mixed, whole[part])
         assert torch.equal(shares, targets[part])
-
-
-def test_an_odd_batch_cannot_be_paired() -> None:
-    with pytest.raises(
-        UsageError, match=r"mix pairs of images and need an even batch; got 5 images \(batch_size 10 in 2 parts\)"
-    ):
-        check_mixing(recipe(augment__mixup=0.8, batch_size=10), 5, 2)
-    check_mixing(recipe(batch_size=5), 5, 1)
-    check_mixing(recipe(augment__cutmix=1.0, batch_size=8), 4, 2)

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 import weft
-from tests.train import tiny
 from weft.checkpoints import load_model_dir
 from weft.errors import CheckpointError, StoppedError, UsageError
 from weft.inference import predict
@@ -38,20 +37,15 @@ class FixedSize(nn.Sequential):
 
 
 @pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.paint(tmp_path_factory.mktemp("data") / "noise")
-
-
-@pytest.fixture(scope="module")
-def trained(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Own, dict[str, Tensor], RunResult]:
+def trained(noise: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Own, dict[str, Tensor], RunResult]:
     """A module after the run that trained it, its state before, and the run."""
     torch.manual_seed(0)
     network = Own()
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-    return network, before, train(photos, network, out=tmp_path_factory.mktemp("runs") / "own", **ARGUMENTS)
+    return network, before, train(noise, network, out=tmp_path_factory.mktemp("runs") / "own", **ARGUMENTS)
 
 
-def test_a_module_is_a_model(trained: tuple[Own, Any, RunResult], photos: Path, tmp_path: Path) -> None:
+def test_a_module_is_a_model(trained: tuple[Own, Any, RunResult], noise: Path, tmp_path: Path) -> None:
     network, before, result = trained
     assert result.model == "Own"
     assert all(torch.equal(before[name], tensor) for name, tensor in network.state_dict().items()), "a copy is trained"
@@ -59,35 +53,35 @@ def test_a_module_is_a_model(trained: tuple[Own, Any, RunResult], photos: Path, 
     model, classes = load_model_dir(result.out / "best")
     assert isinstance(model, Own)
     assert classes == ["class0", "class1", "class2"]
-    assert evaluate(result.out, photos, quiet=True).top1 == result.top1
-    report = export_run(result.out, tmp_path / "export", data=photos, quiet=True)
+    assert evaluate(result.out, noise, quiet=True).top1 == result.top1
+    report = export_run(result.out, tmp_path / "export", data=noise, quiet=True)
     assert report.top1 == pytest.approx(result.top1)
-    image = photos / "class0" / "000.png"
+    image = noise / "class0" / "000.png"
     one, other = (predict(model, [image], quiet=True)[0].top[0] for model in (result.out, tmp_path / "export"))
     assert one[1] == pytest.approx(other[1], abs=1e-5)
 
 
 @pytest.mark.parametrize("kind", [Own, FixedSize])
-def test_a_run_resumes_with_the_module(kind: type[nn.Module], photos: Path, tmp_path: Path) -> None:
+def test_a_run_resumes_with_the_module(kind: type[nn.Module], noise: Path, tmp_path: Path) -> None:
     network = kind()
-    whole = train(photos, network, out=tmp_path / "whole", **ARGUMENTS)
+    whole = train(noise, network, out=tmp_path / "whole", **ARGUMENTS)
     with pytest.raises(StoppedError):
-        train(photos, network, out=tmp_path / "run", stop_after=1, **ARGUMENTS)
+        train(noise, network, out=tmp_path / "run", stop_after=1, **ARGUMENTS)
     result = train(resume=tmp_path / "run", model=kind(), quiet=True)  # the weights are those of the saved state
     assert (tmp_path / "run" / "steps.csv").read_text() == (tmp_path / "whole" / "steps.csv").read_text()
     assert result.loss == whole.loss
 
 
-def test_a_linear_probe_finds_the_last_layer(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_linear_probe_finds_the_last_layer(noise: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "cache"))
     settings = {"head_init": "probe", "epochs": 0, "batch_size": 8}
-    result = train(photos, Own(), img_size=24, settings=settings, out=tmp_path / "run", quiet=True)
+    result = train(noise, Own(), img_size=24, settings=settings, out=tmp_path / "run", quiet=True)
     assert result.top1 > 60  # the classes differ in brightness
 
 
-def test_a_module_of_timm_adapts_to_the_classes(photos: Path, tmp_path: Path) -> None:
+def test_a_module_of_timm_adapts_to_the_classes(noise: Path, tmp_path: Path) -> None:
     network = timm.create_model("test_resnet.r160_in1k", num_classes=7)
-    result = train(photos, network, img_size=32, epochs=1, batch_size=8, out=tmp_path / "run", quiet=True)
+    result = train(noise, network, img_size=32, epochs=1, batch_size=8, out=tmp_path / "run", quiet=True)
     assert load_model_dir(result.out / "best")[0].num_classes == 3
 
 
@@ -116,9 +110,9 @@ class Broken(nn.Module):
         (["levit_128s"], "got a list"),
     ],
 )
-def test_a_module_that_is_no_classifier_is_refused(model: Any, message: str, photos: Path, tmp_path: Path) -> None:
+def test_a_module_that_is_no_classifier_is_refused(model: Any, message: str, noise: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=message) as caught:
-        train(photos, model, img_size=32, epochs=1, batch_size=8, out=tmp_path / "run", quiet=True)
+        train(noise, model, img_size=32, epochs=1, batch_size=8, out=tmp_path / "run", quiet=True)
     assert len(str(caught.value)) < 400, "it does not print the network"
     assert not (tmp_path / "run").exists()
 

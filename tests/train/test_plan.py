@@ -10,16 +10,20 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
+import weft
+from tests.data.pictures import Whole
 from tests.train import tiny
 from weft.checkpoints.hub import create_model
 from weft.cli import main
+from weft.data import open_data
 from weft.errors import UsageError
 from weft.machine.runtime import Runtime
 from weft.recipes import Recipe, load_recipe
 from weft.train import decisions, find_lr, loop, preview, train
-from weft.train.plan import Plan
+from weft.train.plan import Plan, training_images
 
 LITE = "tf_efficientnet_lite0"  # its weights are in a package
 HUB = "levit_256"  # those of recipe finetune are on the hub
@@ -32,15 +36,10 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def noise(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.paint(tmp_path_factory.mktemp("data") / "noise", per_class=6)
-
-
-@pytest.fixture(scope="module")
-def start(noise: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def start(few: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run to start from."""
     out = tmp_path_factory.mktemp("runs") / "start"
-    return train(noise, settings={**NANO, "epochs": 1, "seed": 5}, out=out, quiet=True).out
+    return train(few, settings={**NANO, "epochs": 1, "seed": 5}, out=out, quiet=True).out
 
 
 @pytest.fixture(params=["hub", "package", "nothing"])
@@ -161,7 +160,7 @@ STARTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.usefixtures("public")
 @pytest.mark.parametrize("name", STARTS)
-def test_find_lr_starts_from_the_weights_that_training_starts_from(name, noise, start, tmp_path, monkeypatch):
+def test_find_lr_starts_from_the_weights_that_training_starts_from(name, few, start, tmp_path, monkeypatch):
     monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "cache"))
 
     def stop(learner: loop.Learner, *_: object) -> None:
@@ -170,28 +169,54 @@ def test_find_lr_starts_from_the_weights_that_training_starts_from(name, noise, 
     more = {key: str(start) if value == "START" else value for key, value in STARTS[name].items()}
     settings = {**NANO, "epochs": 2, **more}
     with tiny.at_step(0, stop):
-        trained = caught(lambda: train(noise, settings=settings, out=tmp_path / "run", quiet=True))
-        swept: dict[str, Tensor] = caught(lambda: find_lr(noise, settings=settings, quiet=True))
+        trained = caught(lambda: train(few, settings=settings, out=tmp_path / "run", quiet=True))
+        swept: dict[str, Tensor] = caught(lambda: find_lr(few, settings=settings, quiet=True))
     assert trained.keys() == swept.keys()
     assert all(torch.equal(trained[key], swept[key]) for key in trained)
 
 
-def test_find_lr_trains_as_the_run_would(noise: Path, start: Path) -> None:
+def test_find_lr_trains_as_the_run_would(few: Path, start: Path) -> None:
     """With the teacher of the run, and one epoch after another."""
     learners: list[loop.Learner] = []
     settings = {**NANO, "batch_size": 6, "epochs": 1, "distill.teacher": str(start / "best"), "optim.ema_decay": 0.9}
     with tiny.at_step(3, lambda learner, *_: learners.append(learner)):
-        finding = find_lr(noise, settings=settings, steps=4, quiet=True)
+        finding = find_lr(few, settings=settings, steps=4, quiet=True)
     assert [point.lr for point in finding.points] == pytest.approx([1e-7, 1e-7 ** (2 / 3), 1e-7 ** (1 / 3), 1])
     (learner,) = learners
     assert learner.teacher is not None
     assert learner.ema is not None
 
 
-@pytest.mark.parametrize("option", [["--find-lr"], ["--preview", "seen.png"]])
-def test_a_run_that_exists_is_not_prepared(option: list[str], start: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "--resume", str(start), *option]) == 2
-    assert f"{option[0]} prepares a new run, and --resume continues one." in capsys.readouterr().err
+PREPARED = "{} prepares a new run, and --resume continues one. Omit one of them."
+EXCLUSIVE = "{} and {} exclude each other; got both. Omit one of them."
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--find-lr --resume run", PREPARED.format("--find-lr")),
+        ("--preview x.png --resume run", PREPARED.format("--preview")),
+        ("--plan --resume run", PREPARED.format("--plan")),
+        ("--plan --find-lr", EXCLUSIVE.format("--plan", "--find-lr")),
+        ("--plan --preview x.png", EXCLUSIVE.format("--plan", "--preview")),
+        ("--find-lr --preview x.png", EXCLUSIVE.format("--find-lr", "--preview")),
+    ],
+)
+def test_one_purpose_at_a_time(options: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "photos", *options.split()]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("draft", "size"), [(True, (100, 150)), (False, (400, 600))])
+def test_large_photos_are_decoded_smaller(draft: bool, size: tuple[int, int], tmp_path: Path) -> None:
+    """Twice 32 pixels must be left on both sides: of 400 a quarter is enough, an eighth is not."""
+    for name in ("a/0.jpg", "a/1.jpg", "b/0.jpg", "b/1.jpg"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.new("RGB", (600, 400)).save(tmp_path / name)
+    recipe = load_recipe(None, [("data.draft", draft)])
+    images = training_images(recipe, open_data(tmp_path).train, weft.create_model("ceit_nano_32"))
+    images.transform = Whole()
+    assert images.__getitems__([(0, 0)]).pixels.shape[1:] == (*size, 3)
 
 
 # recipe.yaml
@@ -199,7 +224,7 @@ def test_a_run_that_exists_is_not_prepared(option: list[str], start: Path, capsy
 
 @pytest.mark.usefixtures("public")
 @pytest.mark.parametrize("name", ["random weights", "public weights", "a run", "a resumed run", "a changed run"])
-def test_recipe_yaml_is_the_recipe_that_trained(name, noise, start, tmp_path, monkeypatch):
+def test_recipe_yaml_is_the_recipe_that_trained(name, few, start, tmp_path, monkeypatch):
     trained: list[Recipe] = []
     monkeypatch.setattr(
         "weft.train.decisions.find_precision", lambda recipe, num_classes, runtime: (runtime, "Precision.")
@@ -208,7 +233,7 @@ def test_recipe_yaml_is_the_recipe_that_trained(name, noise, start, tmp_path, mo
     settings: dict[str, Any] = {**NANO, "batch_size": 6, "precision": "auto", "optim.lr": "3e-4", "save.every_steps": 1}
     settings |= {"public weights": {"pretrained": True}, "a run": {"start_from": str(start)}}.get(name, {})
     with tiny.killed_after(1), tiny.at_step(0, lambda learner, *_: trained.append(learner.recipe)):
-        train(noise, settings={**settings, "epochs": 1}, out=out, quiet=True)
+        train(few, settings={**settings, "epochs": 1}, out=out, quiet=True)
     if name in ("a resumed run", "a changed run"):
         changed = {"optim.lr": 1e-5} if name == "a changed run" else {}
         with tiny.at_step(1, lambda learner, *_: _raise(learner.recipe)):
@@ -246,22 +271,22 @@ def test_frozen_layers_need_weights_in_the_plan_and_not_in_the_defaults(weights,
         ({"head_init": "probe"}, "--from-scratch and head_init: probe exclude each other"),
     ],
 )
-def test_random_weights_that_the_user_contradicts_are_refused(settings, message, noise, tmp_path):
+def test_random_weights_that_the_user_contradicts_are_refused(settings, message, few, tmp_path):
     with pytest.raises(UsageError, match=message):
-        train(noise, settings={**NANO, **settings}, from_scratch=True, out=tmp_path / "run", quiet=True)
+        train(few, settings={**NANO, **settings}, from_scratch=True, out=tmp_path / "run", quiet=True)
 
 
-def stopped_early(noise: Path, out: Path, **settings: Any) -> Path:
+def stopped_early(few: Path, out: Path, **settings: Any) -> Path:
     """A run that was killed after its first step."""
     with tiny.killed_after(1):
-        train(noise, settings={**NANO, "epochs": 2, "save.every_steps": 1, **settings}, out=out, quiet=True)
+        train(few, settings={**NANO, "epochs": 2, "save.every_steps": 1, **settings}, out=out, quiet=True)
     return out
 
 
 @pytest.mark.parametrize("start_freeze", ["none", "backbone"])
-def test_a_resumed_run_keeps_what_is_frozen(start_freeze: str, noise: Path, start: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_what_is_frozen(start_freeze: str, few: Path, start: Path, tmp_path: Path) -> None:
     """The optimizer's state is that of the weights that were trained. Said again, the value is no change."""
-    out = stopped_early(noise, tmp_path / "run", **{"optim.freeze": start_freeze, "start_from": str(start)})
+    out = stopped_early(few, tmp_path / "run", **{"optim.freeze": start_freeze, "start_from": str(start)})
     other = "none" if start_freeze == "backbone" else "backbone"
     with pytest.raises(UsageError, match=f"cannot change its optim.freeze; in .* is {start_freeze}, got {other}"):
         train(resume=out, settings={"optim.freeze": other}, override=True, quiet=True)
@@ -269,8 +294,8 @@ def test_a_resumed_run_keeps_what_is_frozen(start_freeze: str, noise: Path, star
         train(resume=out, settings={"optim.freeze": start_freeze}, quiet=True)
 
 
-def test_a_resumed_run_keeps_the_rules_and_the_device(noise, tmp_path, monkeypatch):
-    out = stopped_early(noise, tmp_path / "run", **{"data.sampling": "balanced"})
+def test_a_resumed_run_keeps_the_rules_and_the_device(few, tmp_path, monkeypatch):
+    out = stopped_early(few, tmp_path / "run", **{"data.sampling": "balanced"})
     with pytest.raises(UsageError, match=r"got data\.sampling: balanced and loss\.class_weights: balanced"):
         train(resume=out, settings={"loss.class_weights": "balanced"}, override=True, quiet=True)
     recipe = out / "recipe.yaml"
@@ -284,13 +309,13 @@ def test_a_resumed_run_keeps_the_rules_and_the_device(noise, tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("option", ["--find-lr", "--preview"])
-def test_only_the_first_process_prints_and_writes(option, noise, tmp_path, monkeypatch, capsys):
+def test_only_the_first_process_prints_and_writes(option, few, tmp_path, monkeypatch, capsys):
     seen = tmp_path / "seen.png"
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setattr(Runtime, "is_main", property(lambda self: False))
     monkeypatch.setattr("weft.train.lr_finder.DIVERGED", 0.0)  # it ends after a step
     more = [option] if option == "--find-lr" else [option, str(seen)]
-    assert main(["train", str(noise), *tiny.words({**NANO, "epochs": 1}), *more]) == 0
+    assert main(["train", str(few), *tiny.words({**NANO, "epochs": 1}), *more]) == 0
     printed = capsys.readouterr()
     assert (printed.out, printed.err) == ("", "")
     assert not seen.exists()
@@ -318,11 +343,11 @@ def test_all_processes_start_from_the_weights_that_the_first_one_finds(photos, m
 
 @pytest.mark.slow
 @pytest.mark.parametrize("option", ["--find-lr", "--preview"])
-def test_two_processes_print_once(option: str, noise: Path, tmp_path: Path) -> None:
+def test_two_processes_print_once(option: str, few: Path, tmp_path: Path) -> None:
     seen = tmp_path / "new" / "seen.png"
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "weft"]
     more = [option] if option == "--find-lr" else [option, str(seen)]
-    done = tiny.fresh([*launcher, "train", str(noise), *tiny.words({**NANO, "epochs": 1}), *more])
+    done = tiny.fresh([*launcher, "train", str(few), *tiny.words({**NANO, "epochs": 1}), *more])
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("suggested:" if option == "--find-lr" else "seen.png") == 1
     assert done.stderr.count("Reading data.source") == 1

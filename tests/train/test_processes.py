@@ -16,15 +16,11 @@ import torch
 from tests.train import tiny
 from weft.errors import UsageError
 from weft.recipes import load_recipe
-from weft.train.batches import batch_arithmetic
+from weft.train.plan import batch_arithmetic
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
 SHARED = {"train_mode": "eval", "accumulate": 1}  # statistics of BatchNorm are those of a process: fixed
 STILL = {**SHARED, "model_args.drop_path_rate": 0}  # chance inside the network is drawn by each process for itself
-
-
-def losses(out: Path) -> list[float]:
-    return [float(line.split(",")[3]) for line in (out / "steps.csv").read_text().splitlines()[1:]]
 
 
 @pytest.mark.parametrize("model", ["ceit_nano_32", pytest.param("levit_nano_32", marks=pytest.mark.slow)])
@@ -33,7 +29,7 @@ def test_two_processes_compute_what_one_does(model: str, noise: Path, tmp_path: 
     one, two = tiny.run(noise, tmp_path / "one", model, **STILL), tmp_path / "two"
     for done in tiny.finish_two(tiny.command(noise, two, model, **STILL)):
         assert done.returncode == 0, done.stderr
-    assert losses(two) == pytest.approx(losses(one), rel=1e-5)
+    assert tiny.losses(two) == pytest.approx(tiny.losses(one), rel=1e-5)
     first, second = ([row.split(",") for row in (out / "metrics.csv").read_text().splitlines()] for out in (one, two))
     for row, other in zip(first[1:], second[1:], strict=True):
         assert [float(cell) for cell in row[:8]] == pytest.approx([float(cell) for cell in other[:8]], rel=1e-4)
@@ -60,7 +56,7 @@ def test_two_processes_agree_on_the_number_of_a_run(noise, tmp_path, monkeypatch
             assert done.returncode == 0, done.stderr
     first, second = sorted((tmp_path / "runs").iterdir())
     assert second.name == f"{first.name}-2"
-    assert losses(first) == losses(second)
+    assert tiny.losses(first) == tiny.losses(second)
 
 
 @pytest.mark.slow
@@ -74,7 +70,7 @@ def test_two_then_one_then_two(noise: Path, tmp_path: Path) -> None:
     assert stopped.returncode == 143
     assert "processes was 2 and is now 1: the result may differ in the last bits." in stopped.stderr
     assert tiny.finish([*TORCHRUN, *tiny.command(None, out)]).returncode == 0
-    assert losses(out) == pytest.approx(losses(whole), rel=1e-4)
+    assert tiny.losses(out) == pytest.approx(tiny.losses(whole), rel=1e-4)
     first, second = (torch.cat([v.flatten().double() for v in tiny.state_of(path).values()]) for path in (whole, out))
     assert (first - second).norm() < 1e-4 * first.norm()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -27,11 +28,6 @@ BASE = {"epochs": 1, "batch_size": 12, "device": "cpu", "model": "levit_nano_32"
 Patch = pytest.MonkeyPatch
 
 
-@pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.paint(tmp_path_factory.mktemp("data") / "noise", per_class=6)
-
-
 @pytest.fixture(autouse=True)
 def steps(monkeypatch: Patch) -> list[int]:
     """One entry for every training step."""
@@ -54,6 +50,7 @@ class Place:
         shutil.copytree(pictures, self.data)
 
 
+CEIT = {"model": "ceit_nano_32", "model_args.depth": 2}
 Prepare = Callable[[Place], dict[str, Any]]
 
 
@@ -104,6 +101,11 @@ def teacher_of(name: str, classes: int) -> Prepare:
         return {"distill.teacher": str(place.folder / "teacher")}
 
     return prepare
+
+
+def weights_of_another(place: Place) -> dict[str, Any]:
+    save_model_dir(create_model("levit_nano_32", num_classes=3), place.folder / "other")
+    return {"start_from": str(place.folder / "other"), **CEIT}
 
 
 def no_weights(place: Place) -> dict[str, Any]:
@@ -159,6 +161,8 @@ CASES: dict[str, tuple[Prepare | dict[str, Any], int, str]] = {
     "teacher that cannot take the size": (teacher_of("inception_v3", 3), 2, "must support 32x32 pixels"),
     "weights that do not exist": ({"start_from": "nowhere"}, 4, "nowhere is none of these"),
     "weights that are none": (no_weights, 4, "must hold weights"),
+    "weights of another network": (weights_of_another, 4, "ceit"),
+    "synchronized BatchNorm on a CPU": ({"sync_bn": True}, 2, "sync_bn needs GPUs; .* --set sync_bn=false"),
     "too few states": ({"save.keep": 1}, 2, "save.keep must be"),
     "states every zeroth step": ({"save.every_steps": 0}, 2, "save.every_steps must be"),
     "evaluation every zeroth epoch": ({"evaluate_every": 0}, 2, "evaluate_every must be"),
@@ -185,14 +189,14 @@ def no_accounts(tmp_path: Path, monkeypatch: Patch) -> None:
 @pytest.mark.usefixtures("no_accounts")
 @pytest.mark.slow_except(*(name for name in CASES if name != "tracker that cannot start"))  # it imports wandb
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_refused_takes_no_step_and_leaves_nothing(name, pictures, tmp_path, steps, capfd):
+def test_what_is_refused_takes_no_step_and_leaves_nothing(name, few, tmp_path, steps, capfd):
     prepare, code, message = CASES[name]
     if "wandb" in message:
         show_wandb()
         pytest.importorskip("wandb")
-    place = Place(tmp_path, pictures)
+    place = Place(tmp_path, few)
     settings = {**BASE, **(prepare(place) if callable(prepare) else prepare)}
-    if settings["model"] != BASE["model"]:
+    if settings["model"] not in (BASE["model"], CEIT["model"]):
         del settings["model_args.depth"]
     options = ["--track", settings.pop("--track")] if "--track" in settings else []
     before = sorted(tmp_path.rglob("*"))
@@ -216,8 +220,7 @@ def _pruned(build: Callable[..., Any]) -> Callable[..., Any]:
 
 
 NO_MEMORY = tiny.raising(RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB."))
-FULL = tiny.raising(StorageError("full"))
-CEIT = {"model": "ceit_nano_32", "model_args.depth": 2}
+FULL = tiny.raising(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
 FAILURES: dict[str, tuple[Any, str, Any, dict[str, Any], type[BaseException], str]] = {
     # what replaces a function of a module, further settings, and the error
     "a network that its name does not describe": (
@@ -228,7 +231,8 @@ FAILURES: dict[str, tuple[Any, str, Any, dict[str, Any], type[BaseException], st
     ),
     # it would be neither resumed, for lack of a state, nor replaced without --force
     "a probe that cannot be saved": (
-        run, "save_model_dir", FULL, {"settings": {"head_init": "probe"}}, StorageError, "full"
+        run, "save_model_dir", FULL, {"settings": {"head_init": "probe"}}, StorageError,
+        r"run/best must be writable; No space left on device\. Free some space",
     ),
     "memory that does not suffice": (
         loop.Learner, "dry_run", NO_MEMORY, {}, UsageError, r"must fit into memory; batch_size 12 in 1 part\(s\)"
@@ -237,22 +241,22 @@ FAILURES: dict[str, tuple[Any, str, Any, dict[str, Any], type[BaseException], st
 
 
 @pytest.mark.parametrize("failure", FAILURES)
-def test_a_failure_before_the_first_step_leaves_no_directory(failure, pictures, tmp_path, steps, monkeypatch):
+def test_a_failure_before_the_first_step_leaves_no_directory(failure, few, tmp_path, steps, monkeypatch):
     owner, name, replacement, arguments, error, message = FAILURES[failure]
     monkeypatch.setattr(owner, name, replacement)
     settings = {**BASE, **arguments.get("settings", {})}
     with pytest.raises(error, match=message or None):
-        train(pictures, out=tmp_path / "new" / "run", quiet=True, **{**arguments, "settings": settings})
+        train(few, out=tmp_path / "new" / "run", quiet=True, **{**arguments, "settings": settings})
     assert steps == []
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
-def test_compilation_without_a_compiler(pictures: Path, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_compilation_without_a_compiler(few: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     with pytest.raises(UsageError, match=r"g\+\+.*Or set compile=false; compile=true needs a C\+\+ compiler"):
-        train(pictures, settings={**BASE, "compile": True}, out=tmp_path / "run", quiet=True)
+        train(few, settings={**BASE, "compile": True}, out=tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
 
 
@@ -260,9 +264,9 @@ def content(folder: Path) -> dict[Path, bool | bytes]:
     return {path: path.is_file() and path.read_bytes() for path in sorted(folder.rglob("*")) if path.name != "lock"}
 
 
-def test_force_replaces_a_run_by_one_that_begins_and_not_by_one_that_is_refused(pictures, tmp_path, steps, monkeypatch):
+def test_force_replaces_a_run_by_one_that_begins_and_not_by_one_that_is_refused(few, tmp_path, steps, monkeypatch):
     old, tracker = tmp_path / "run", begin.Tracker
-    train(pictures, settings=BASE, out=old, quiet=True)
+    train(few, settings=BASE, out=old, quiet=True)
     before = content(old)
     steps.clear()
 
@@ -276,15 +280,15 @@ def test_force_replaces_a_run_by_one_that_begins_and_not_by_one_that_is_refused(
         with monkeypatch.context() as patch:
             patch.setattr(begin, name, replacement)
             with pytest.raises((DataError, UsageError), match=message):
-                train(pictures, settings={**BASE, "seed": 1}, out=old, track="wandb", force=True, quiet=True)
+                train(few, settings={**BASE, "seed": 1}, out=old, track="wandb", force=True, quiet=True)
         assert content(old) == before
     assert steps == []
-    train(pictures, settings={**BASE, "seed": 1}, out=old, force=True, quiet=True)
+    train(few, settings={**BASE, "seed": 1}, out=old, force=True, quiet=True)
     assert content(old)[old / "last" / "model.safetensors"] != before[old / "last" / "model.safetensors"]
     assert not list(old.glob(".*"))
 
 
-def test_without_force_a_file_that_appears_while_the_plan_is_made_stays(pictures, tmp_path, steps, monkeypatch):
+def test_without_force_a_file_that_appears_while_the_plan_is_made_stays(few, tmp_path, steps, monkeypatch):
     theirs, rehearse = tmp_path / "run" / "best" / "theirs.txt", begin.rehearse_saving
 
     def rehearse_slowly(*arguments: Any) -> None:
@@ -294,7 +298,7 @@ def test_without_force_a_file_that_appears_while_the_plan_is_made_stays(pictures
 
     monkeypatch.setattr(begin, "rehearse_saving", rehearse_slowly)
     with pytest.raises(UsageError, match="must be new or empty"):
-        train(pictures, settings=BASE, out=tmp_path / "run", quiet=True)
+        train(few, settings=BASE, out=tmp_path / "run", quiet=True)
     assert theirs.read_text() == "theirs"
     assert steps == []
 
@@ -312,9 +316,9 @@ def test_the_rehearsal_changes_nothing(model: str, noise: Path, tmp_path: Path, 
     assert len({(tmp_path / name / "steps.csv").read_text() for name in ("with", "without")}) == 1
 
 
-def test_data_with_a_split_may_hold_its_runs(pictures: Path, tmp_path: Path) -> None:
+def test_data_with_a_split_may_hold_its_runs(few: Path, tmp_path: Path) -> None:
     data = tmp_path / "data"
-    shutil.copytree(pictures, data / "train")
+    shutil.copytree(few, data / "train")
     settings = {**BASE, "epochs": None, "steps": 1}
     train(data, settings=settings, out=data / "runs" / "one", quiet=True)
     train(resume=data / "runs" / "one", quiet=True)

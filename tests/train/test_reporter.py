@@ -11,10 +11,10 @@ import pytest
 from rich.console import Console
 
 from weft.cli import main
-from weft.progress import Work, clock, quietly, say
+from weft.progress import Work, clock, say
 from weft.runs.directory import EpochRow
 from weft.train import reporter
-from weft.train.meter import Meter
+from weft.train.loop import Meter
 from weft.train.reporter import Reporter, epoch_line, waiting_lines
 
 METER = Meter(5, 10, 200, 300.0, 84, seconds=2.0, waiting=0.5, seen=2469)
@@ -22,9 +22,9 @@ ROW = EpochRow(2, 20, 1e-3, 1.25, 61.5, 0.9, 70.125, 99.0, 1234.5, 12.4, 8.0)
 STEP = "epoch 2/3  loss 1.500  top-1 42.0 %  1,234 images/s"
 
 
-def reported(*, terminal: bool, quiet: bool = False) -> str:
+def reported(*, terminal: bool) -> str:
     console = Console(file=io.StringIO(), force_terminal=terminal, width=160, soft_wrap=True, highlight=False)
-    with quietly(quiet), Reporter(3, console=console) as progress:
+    with Reporter(3, console=console) as progress:
         progress.step(2, METER)
         progress._bar.refresh()
         say("A note [with brackets].")
@@ -62,8 +62,10 @@ def test_advice_for_a_run_that_waits_for_images(wait: float, seconds: float, adv
         assert lines[0].startswith("Training waited 50 % of the time for images. ")
 
 
-def test_a_bar_says_that_training_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "waiting" not in reported(terminal=True)
+def test_a_bar_has_notes_above_it_and_says_that_training_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = reported(terminal=True)
+    assert all(text in shown for text in (STEP, "15 of 30 steps", " left", "A note [with brackets]."))
+    assert "waiting" not in shown
     monkeypatch.setattr(reporter, "LEAST_EPOCH_S", METER.seconds)
     assert f"{STEP}, waiting for images 25 %" in reported(terminal=True)
 
@@ -79,18 +81,6 @@ def test_a_run_that_waited_says_so_at_its_end(
     assert re.search(r"Training waited \d+ % of the time for images\. ", capsys.readouterr().out)
     page = (tmp_path / "run" / "report" / "report.html").read_text()
     assert re.search(r"<dt>waiting for images</dt><dd>\d+ % of the training time</dd>", page)
-
-
-def test_a_terminal_gets_a_bar_as_well() -> None:
-    shown = reported(terminal=True)
-    assert all(text in shown for text in (STEP, "15 of 30 steps", " left", "A note [with brackets]."))
-
-
-@pytest.mark.parametrize("terminal", [True, False])
-def test_quiet_is_quiet(terminal: bool) -> None:
-    shown = reported(terminal=terminal, quiet=True)
-    assert "epoch" not in shown
-    assert "note" not in shown
 
 
 def test_a_long_epoch_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:

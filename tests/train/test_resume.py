@@ -147,6 +147,22 @@ def test_a_time_limit_and_an_epoch_to_stop_after(noise, undisturbed, tmp_path, c
     tiny.assert_same_run(undisturbed, out)
 
 
+def test_a_stop_within_an_evaluation_resumes_after_its_epoch(noise, undisturbed, tmp_path, monkeypatch):
+    out, infer, signals = tmp_path / "run", running.infer, [signal.SIGTERM]
+
+    def signalled(*arguments: Any) -> torch.Tensor:
+        if signals:
+            signal.raise_signal(signals.pop())
+        return infer(*arguments)
+
+    monkeypatch.setattr(running, "infer", signalled)
+    with pytest.raises(SystemExit):
+        tiny.run(noise, out)
+    assert (step_of(out), (out / "last").exists(), (out / "best").exists()) == (3, True, False)
+    train(resume=out, quiet=True)
+    tiny.assert_same_run(undisturbed, out)
+
+
 def test_a_finished_run_is_finished_and_its_torn_metrics_are_written_again(undisturbed: Path, tmp_path: Path) -> None:
     out = shutil.copytree(undisturbed, tmp_path / "run")
     (out / "metrics.csv").write_bytes(b"\xff")
@@ -695,6 +711,7 @@ def test_of_several_runs_in_one_directory_one_goes_on(command, noise, undisturbe
 
 
 def test_shards_on_a_server_have_an_order_of_their_own(noise: Path, undisturbed: Path) -> None:
-    splits = open_data(noise)
-    with pytest.raises(DataError, match=r"were on a server, and there is on a disk\. Pass an address of that kind"):
-        resume.check_data(undisturbed, splits, "there", by_files=True)
+    run = resume.open_run(undisturbed, (), override=False)
+    run.state.by_files = True
+    with pytest.raises(DataError, match=r"were on a server, and \S+ is on a disk\. Pass an address of that kind"):
+        run.check_data(open_data(noise))

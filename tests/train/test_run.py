@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import csv
-import errno
-import importlib
 import json
 import os
 import re
@@ -17,10 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import timm
 import torch
 import yaml
-from safetensors.torch import load_file
 
 import weft
 from tests.helpers import without_home
@@ -34,7 +30,6 @@ from weft.errors import DataError, StoppedError, StorageError, UsageError, WeftE
 from weft.recipes import load_recipe
 from weft.runs.directory import CONTENTS, EpochRow, locked
 from weft.train import RunResult, begin, start, train
-from weft.train import run as running
 
 Patch = pytest.MonkeyPatch
 
@@ -42,12 +37,9 @@ Patch = pytest.MonkeyPatch
 # The directory
 
 
-def test_colours_are_learned(trained: RunResult) -> None:
+def test_colours_are_learned_and_the_directory_is_as_promised(trained: RunResult) -> None:
     assert (trained.top1, trained.balanced_accuracy, trained.macro_f1) == (100, 100, 100)
     assert trained.count == len(COLOURS) * PER_CLASS // 5
-
-
-def test_the_directory_is_as_promised(trained: RunResult) -> None:
     assert sorted(path.name for path in trained.out.iterdir()) == sorted(CONTENTS)
     with (trained.out / "metrics.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -58,17 +50,8 @@ def test_the_directory_is_as_promised(trained: RunResult) -> None:
     assert trained.top1 == pytest.approx(float(best["val_top1"]), rel=1e-5)
     assert trained.loss == pytest.approx(float(best["val_loss"]), rel=1e-5)
     assert [path.name for path in (trained.out / "report").iterdir()] == ["report.html"]
-
-
-def test_model_directories_are_timms(trained: RunResult) -> None:
     config = json.loads((trained.out / "best" / "config.json").read_text())
-    assert config["architecture"] == "weft_levit_nano_32"
-    assert config["label_names"] == list(COLOURS)
-    importlib.import_module("weft.models.registry")  # as README says
-    model = timm.create_model(f"local-dir:{trained.out / 'best'}", pretrained=True)
-    assert model.num_classes == len(COLOURS)
-    for key, value in load_file(trained.out / "best" / "model.safetensors").items():
-        assert torch.equal(value, model.state_dict()[key]), key
+    assert (config["architecture"], config["label_names"]) == ("weft_levit_nano_32", list(COLOURS))
 
 
 def test_the_recipe_says_everything_and_repeats_the_run(undisturbed: Path, tmp_path: Path) -> None:
@@ -80,13 +63,6 @@ def test_the_recipe_says_everything_and_repeats_the_run(undisturbed: Path, tmp_p
     again = train(recipe=undisturbed / "recipe.yaml", out=tmp_path / "again", quiet=True)
     tiny.assert_same_run(undisturbed, again.out)
     assert load_recipe(again.out / "recipe.yaml") == load_recipe(undisturbed / "recipe.yaml")
-
-
-def test_another_seed_is_another_run(noise: Path, undisturbed: Path, tmp_path: Path) -> None:
-    with tiny.killed_after(2):
-        tiny.run(noise, tmp_path / "run", seed=1)
-    first, second = ((out / "steps.csv").read_text().splitlines()[1] for out in (undisturbed, tmp_path / "run"))
-    assert first.split(",")[3] != second.split(",")[3]
 
 
 def test_a_run_without_a_directory_gets_one_with_a_number(photos: Path, tmp_path: Path, monkeypatch: Patch) -> None:
@@ -152,7 +128,7 @@ def test_the_losses_of_a_hundred_steps(tmp_path: Path) -> None:
     settings = {"epochs": 25, "batch_size": 100, "optim.lr": 1e-3, "device": "cpu", "augment.mixup": 0.8}
     settings |= {"model": "levit_nano_32", "model_args.depth": [1, 1, 1], "evaluate_every": 25}
     out = train("digits", limit=400, settings=settings, out=tmp_path / "run", quiet=True).out
-    losses = [float(line.split(",")[3]) for line in (out / "steps.csv").read_text().splitlines()[1:]]
+    losses = tiny.losses(out)
     if os.environ.get("WEFT_RECORD"):
         recorded.write_text("".join(f"{loss!r}\n" for loss in losses))
     expected = [float(line) for line in recorded.read_text().splitlines()]
@@ -228,12 +204,6 @@ def test_damaged_images_are_replaced_counted_and_resumed(noise: Path, tmp_path: 
     resumed = train(resume=tmp_path / "run", quiet=True)
     assert note in resumed.notes
     tiny.assert_same_run(whole.out, resumed.out)
-
-
-def test_a_model_that_cannot_be_saved_is_an_error_of_its_place(noise: Path, tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(running, "save_model_dir", tiny.raising(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
-    with pytest.raises(StorageError, match=r"run/best must be writable; No space left on device\. Free some space"):
-        tiny.run(noise, tmp_path / "run", epochs=None, steps=1)
 
 
 class Hanging:

@@ -6,12 +6,9 @@ import pytest
 from timm.scheduler import CosineLRScheduler
 from torch import nn, optim
 
-from weft.recipes import Recipe, load_recipe
+from tests.train.tiny import recipe_of as recipe
+from weft.recipes import Recipe
 from weft.train.schedule import lr_at, peak_lr
-
-
-def recipe(**settings: object) -> Recipe:
-    return load_recipe(overrides=[(key.replace("__", "."), value) for key, value in settings.items()])
 
 
 def rates(recipe: Recipe, steps_per_epoch: int, steps: int) -> list[float]:

@@ -24,7 +24,7 @@ from weft.reading import MAX_BYTES
 from weft.runs.directory import PROBE, EpochRow, sweep
 from weft.train import state
 from weft.train.environment import MachineRecord
-from weft.train.meter import Meter
+from weft.train.loop import Meter
 from weft.train.state import RunState, load_state, newest_step, save_state, sha256_of_tensors
 
 TENSORS = {"model.weight": torch.arange(12.0).view(3, 4), "optimizer.weight.step": torch.tensor(3.0)}

@@ -82,6 +82,13 @@ def run(data: Path, out: Path, model: str = "levit_nano_32", *, train_args: Any 
     return train(data, settings=settings(model, **more), out=out, quiet=True, **(train_args or {})).out
 
 
+def recipe_of(**settings: Any) -> Any:
+    """The recipe with settings by key, in which `__` is a dot."""
+    from weft.recipes import load_recipe
+
+    return load_recipe(overrides=[(key.replace("__", "."), value) for key, value in settings.items()])
+
+
 def raising(error: BaseException) -> Callable[..., Any]:
     """A function that raises an error, whatever its arguments."""
 
@@ -241,6 +248,11 @@ def assert_same_run(one: Path, other: Path) -> None:
             assert (one / name / file).read_bytes() == (other / name / file).read_bytes(), (name, file)
     assert (one / "steps.csv").read_text() == (other / "steps.csv").read_text()
     assert metrics(one) == metrics(other)
+
+
+def losses(out: Path) -> list[float]:
+    """The loss of every step of a run."""
+    return [float(line.split(",")[3]) for line in (out / "steps.csv").read_text().splitlines()[1:]]
 
 
 def metrics(out: Path) -> list[list[str]]:

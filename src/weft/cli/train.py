@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
 
 from weft.cli import options as opt
 from weft.cli.options import flat, given, in_group, note, pairs, print_json, table
@@ -10,7 +11,7 @@ from weft.errors import UsageError
 from weft.progress import is_first_process
 
 if TYPE_CHECKING:
-    from weft.train import RunResult
+    from weft.train import PlannedRun, RunResult
     from weft.train.lr_finder import LrFinding
 
     class OfRecipe:
@@ -81,35 +82,35 @@ def train(
     common = {"recipe": recipe, "settings": pairs(settings), "from_scratch": from_scratch, **given(of_recipe)}
     import weft.train as library
 
-    if plan:
-        planned = library.planned_run(data, **common)
-        if is_first_process():
-            rows = (f"{name + ':':<11} {value}" for name, value in planned.lines())
-            print_json(planned.as_dict()) if output.json else print("\n".join(rows))
-        return 0
-    if find_lr:
-        finding = library.find_lr(data, **common)
-        if is_first_process():
-            print_json(finding.as_dict()) if output.json else _print_sweep(finding)
-        return 0
+    result: Any
+    show: Callable[[Any], None]
     if preview is not None:
         page = library.preview(data, out=preview, force=output.force, **common)
         if is_first_process():
             print_json({"preview": str(page)}) if output.json else print(page)
         return 0
-    result = library.train(
-        data,
-        resume=resume,
-        override=override,
-        out=out,
-        max_time=max_time,
-        track=track.split(",") if track else (),
-        force=output.force,
-        **common,
-    )
+    if plan:
+        result, show = library.planned_run(data, **common), _print_plan
+    elif find_lr:
+        result, show = library.find_lr(data, **common), _print_sweep
+    else:
+        run: dict[str, Any] = {
+            "resume": resume,
+            "override": override,
+            "out": out,
+            "max_time": max_time,
+            "force": output.force,
+        }
+        result, show = library.train(data, track=track.split(",") if track else (), **run, **common), _print_result
     if is_first_process():
-        print_json(result.as_dict()) if output.json else _print_result(result)
+        print_json(result.as_dict()) if output.json else show(result)
     return 0
+
+
+def _print_plan(planned: PlannedRun) -> None:
+    """Print length, duration, memory and disk space of a run."""
+    for name, value in planned.lines():
+        print(f"{name + ':':<11} {value}")
 
 
 def _print_result(result: RunResult) -> None:

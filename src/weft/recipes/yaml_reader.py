@@ -188,11 +188,7 @@ class Document:
 
 
 def _place(schema: Any, location: tuple[int | str, ...]) -> tuple[str, Any, list[str]]:
-    """Return the setting that a location of pydantic is in.
-
-    Returns:
-        Its dotted key, its type (None: unknown), and the dotted keys of the same section.
-    """
+    """Return the key and the type (None: unknown) of the setting that a location is in, and all keys of its section."""
     path, names, hint = "", [], schema
     for part in location:
         inside = [item for item in typing.get_args(hint) if is_dataclass(item)]  # of a list or dictionary of them

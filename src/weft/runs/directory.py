@@ -42,7 +42,7 @@ FOLDS, CROSS_VALIDATION = "folds", "cross_validation.json"
 REPLACEABLE = (*CONTENTS, PUBLIC_CLASSIFIER, FOLDS, CROSS_VALIDATION, "tensorboard", "wandb")
 LOCK = Path("state") / "lock"  # it does not count as content
 PROBE = LOCK.with_name("probe-000000000.safetensors")  # as long as the longest path in a run directory
-RETRY_S = 0.5  # time to wait for another process that is creating or removing the lock file, or writing to it
+RETRY_S = 0.5  # time to wait for another process that is creating or removing the lock file
 _LOCKED: set[Path] = set()  # run directories that this process has locked
 _ADDING = threading.Lock()
 
@@ -244,20 +244,10 @@ def no_follow(path: str, flags: int) -> int:
 
 
 def _holder_of(file: TextIO) -> str:
-    """Return the process number in a lock file, or `unknown` if there is none for `RETRY_S`.
-
-    The process that holds the lock writes its number after locking the file. Until then, the file is empty, or has the
-    number of a process that was killed.
-    """
-    deadline = time.monotonic() + RETRY_S
-    while True:
-        file.seek(0)
-        holder = file.read().strip()
-        if holder.isdecimal() and is_alive(int(holder)):
-            return holder
-        if time.monotonic() > deadline:
-            return "unknown"
-        time.sleep(0.01)
+    """Return the process number in a lock file; `unknown` if the process that locked it has not written its own yet."""
+    file.seek(0)
+    holder = file.read().strip()
+    return holder if holder.isdecimal() and is_alive(int(holder)) else "unknown"
 
 
 @contextlib.contextmanager

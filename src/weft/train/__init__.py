@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from weft.inference.prediction_files import FilePrediction as Answer  # noqa: F401
     from weft.runs.hub import push as push
     from weft.train.data_review import review as review
+    from weft.train.estimate import Loading as Loading
     from weft.train.estimate import PlannedRun as PlannedRun
     from weft.train.labelling import Labelling as Labelling
     from weft.train.labelling import LabelProposal as LabelProposal
     from weft.train.labelling import label as label
-    from weft.train.loading import Loading as Loading
     from weft.train.result import RunResult as RunResult
     from weft.train.review_result import Finding as Finding
     from weft.train.review_result import Review as Review

@@ -16,11 +16,10 @@ from weft.data.split import stratified_subset
 from weft.models.contract import preprocessing
 from weft.recipes import Recipe
 from weft.report.pages import new_figure, shown
-from weft.train.batches import training_images
 from weft.train.objective import Mixing
+from weft.train.plan import training_images
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 IMAGES = 6  # rows; an even number, since images are mixed in pairs
@@ -61,7 +60,7 @@ def augmented_figure(recipe: Recipe, splits: Splits, model: nn.Module) -> Figure
     for title, axes in zip(["original", *(f"epoch {1 + epoch}" for epoch in range(EPOCHS))], grid[0], strict=True):
         axes.set_title(title, fontsize="small")
     for axes in grid.ravel():
-        _remove_axes(axes)
+        axes.set(xticks=[], yticks=[], frame_on=False)
     return figure
 
 
@@ -71,9 +70,3 @@ def _target_text(target: Float[Tensor, " classes"], classes: Sequence[str], smoo
     order = sorted(range(len(classes)), key=lambda number: -shares[number])
     kept = [number for number in order if shares[number] > MIN_SHARE]
     return "\n".join(f"{shown(classes[number], WIDTH)} {shares[number]:.0%}".replace("%", " %") for number in kept)
-
-
-def _remove_axes(axes: Axes) -> None:
-    axes.set_xticks([])
-    axes.set_yticks([])
-    axes.set_frame_on(False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -21,13 +21,12 @@ from weft.models.contract import preprocessing
 from weft.progress import Work, say
 from weft.recipes import dump
 from weft.runs.directory import FINGERPRINT, PUBLIC_CLASSIFIER, REPLACEABLE, clear, refuse_taken
-from weft.train.batches import batch_arithmetic
 from weft.train.distillation import Teacher, is_cached
 from weft.train.environment import environment
 from weft.train.loop import Learner
-from weft.train.plan import Plan
+from weft.train.plan import Plan, batch_arithmetic
 from weft.train.refusals import memory_error, refusing
-from weft.train.resume import SavedRun, check_data, check_length
+from weft.train.resume import SavedRun
 from weft.train.run import Run
 from weft.train.state import newest_step
 from weft.train.stop import Stop
@@ -60,55 +59,44 @@ def start(
         note(text)
     plan.initialise(note)
     learner = plan.learner()
-    rehearse_step(plan, learner)
     if runtime.is_main:
         rehearse_saving(plan, out)
-    _cache_teacher(plan, learner)
-    replace, tracker = _replacement(plan, out, trackers, force=force)
-    try:
-        replace()
+    prepare_steps(plan, learner)
+    with _replacing(plan, learner, out, trackers, force=force) as tracker:
         note(f"{batch_arithmetic(plan.recipe, runtime.world)}; {plan.steps:,} steps.")
         run = Run(plan, learner, out, stop, tracker, whole or out)
         run.train()
-    except BaseException:
-        if runtime.is_main and not learner.step and newest_step(out / "state") is None:
-            with contextlib.suppress(StorageError):  # nothing to resume from, nothing to see
-                clear(out, REPLACEABLE)
-        raise
     return run
 
 
-def resume(
-    plan: Plan, saved: SavedRun, out: Path, stop: Stop, trackers: Sequence[str] = (), whole: Path | None = None
-) -> Run:
+def resume(plan: Plan, saved: SavedRun, stop: Stop, trackers: Sequence[str] = (), whole: Path | None = None) -> Run:
     """Train from a saved state to the last step.
 
     Args:
         plan: of the recipe of `saved`.
         saved: the interrupted run.
-        out, stop, trackers, whole: as in `start`.
+        stop, trackers, whole: as in `start`.
 
     Raises:
         DataError, CheckpointError, UsageError: dataset, teacher or settings are not those of the run.
         KeyboardInterrupt, SystemExit, StoppedError, DivergedError, StorageError: as in `Run.train`.
     """
-    note, runtime, recipe, step = _ignore if whole else say, plan.runtime, plan.recipe, saved.state.step
+    note, runtime, recipe, out = _ignore if whole else say, plan.runtime, plan.recipe, saved.out
     plan.build()
-    check_data(out, plan.splits, str(recipe.data.source), by_files=saved.state.by_files)
+    saved.check_data(plan.splits)
     if recipe.data.unknown_images is not None:
         check_unknown_images(recipe.data.unknown_images, recipe.data.max_pixels)
     read_public_classifier(out)  # damage shows now, not after the last epoch
     if runtime.device.type == "cpu":
         torch.set_num_threads(saved.state.machine["threads"])  # it determines the order of sums, and so their last bits
-    check_length(saved, plan.steps)
+    saved.check_length(plan.steps)
     learner = plan.learner()
     saved.check_teacher(getattr(learner.teacher, "record", None))
     for text in filter(None, (*saved.notes(runtime), bf16_note(runtime.device.type, runtime.precision))):
         note(text)
-    note(f"Resuming after step {step} of {plan.steps}.")
-    if step < plan.steps:
-        rehearse_step(plan, learner)
-        _cache_teacher(plan, learner)
+    note(f"Resuming after step {saved.state.step} of {plan.steps}.")
+    if saved.state.step < plan.steps:
+        prepare_steps(plan, learner)
     if runtime.is_main:
         saved.clean_up(recipe)
     tracker = Tracker(trackers if runtime.is_main else (), recipe, out)
@@ -121,11 +109,12 @@ def resume(
 def _ignore(text: str) -> None: ...
 
 
-def _replacement(plan: Plan, out: Path, trackers: Sequence[str], *, force: bool) -> tuple[Callable[[], None], Tracker]:
-    """Do what may fail before a run begins; return a function that puts it in place of the run that is there, and the
-    tracker. Only the first of several processes writes."""
+@contextlib.contextmanager
+def _replacing(plan: Plan, learner: Learner, out: Path, trackers: Sequence[str], *, force: bool) -> Iterator[Tracker]:
+    """Replace the run that is there once nothing else can fail; yield the tracker. Only the first process writes."""
     if not plan.runtime.is_main:
-        return lambda: None, Tracker((), plan.recipe, out)
+        yield Tracker((), plan.recipe, out)
+        return
     refuse_taken(out, force=force)
     recorded = dataclasses.replace(plan.recipe, environment=environment(plan.runtime, plan.splits))
     images, classifier = fingerprint(plan.splits), public_classifier(plan.recipe)
@@ -135,26 +124,22 @@ def _replacement(plan: Plan, out: Path, trackers: Sequence[str], *, force: bool)
     except UsageError:
         clear(out, trackers)  # of one that has started before
         raise
-
-    def replace() -> None:
+    try:
         clear(out, [name for name in REPLACEABLE if name not in trackers])
         write_file(out / "recipe.yaml", dump(recorded))
         images.write(out / FINGERPRINT)
         if classifier is not None:
             write_file(out / PUBLIC_CLASSIFIER, classifier)
-
-    return replace, tracker
-
-
-def _cache_teacher(plan: Plan, learner: Learner) -> None:
-    """Cache the logits of the teacher if the images never change."""
-    if isinstance(learner.teacher, Teacher) and is_cached(plan.recipe):
-        with Work("teacher", len(plan.splits.train)) as work:
-            learner.teacher.cache_outputs(plan.recipe, plan.network, plan.splits.train, work.advance)
+        yield tracker
+    except BaseException:
+        if not learner.step and newest_step(out / "state") is None:
+            with contextlib.suppress(StorageError):  # nothing to resume from, nothing to see
+                clear(out, REPLACEABLE)
+        raise
 
 
-def rehearse_step(plan: Plan, learner: Learner) -> None:
-    """Run one step, and the teacher, on black images, and discard it.
+def prepare_steps(plan: Plan, learner: Learner) -> None:
+    """Run one step, and the teacher, on black images, and discard it; cache the teacher's logits if they never change.
 
     Raises:
         UsageError: the step does not work with these settings, or does not fit into memory.
@@ -170,6 +155,9 @@ def rehearse_step(plan: Plan, learner: Learner) -> None:
         requirement = f"The teacher {recipe.distill.teacher} must support {height}x{width} pixels"
         with refusing(requirement, memory_error(recipe)):
             learner.teacher(images, ())
+    if isinstance(learner.teacher, Teacher) and is_cached(recipe):
+        with Work("teacher", len(plan.splits.train)) as work:
+            learner.teacher.cache_outputs(recipe, plan.network, plan.splits.train, work.advance)
 
 
 def rehearse_saving(plan: Plan, out: Path) -> None:

@@ -21,21 +21,13 @@ from weft.train import begin
 from weft.train.finish import finish
 from weft.train.plan import Plan, open_splits
 from weft.train.result import CrossValidation, RunResult
-from weft.train.resume import open_fold
+from weft.train.resume import open_state
 from weft.train.run import Run
 from weft.train.state import newest_step
 
 
 def cross_validate(run: Run, first: RunResult) -> RunResult:
-    """Run the folds after the first, which is the run itself, and write a report over all.
-
-    Args:
-        run: which has finished.
-        first: its result.
-
-    Returns:
-        The result with that of all folds.
-    """
+    """Run the folds after the first, which is `run`, write a report over all, and return its result with theirs."""
     recipe, runtime = run.recipe, run.runtime
     assert recipe.data.folds is not None
     evaluations, groups = [first.evaluation], set(run.splits.val_groups or ())
@@ -61,11 +53,11 @@ def cross_validate(run: Run, first: RunResult) -> RunResult:
 def _trained(run: Run, recipe: Recipe, folder: Path) -> Run:
     """Start or resume the run of a fold, and return it when it has trained all its steps."""
     is_started = run.runtime.max([float(newest_step(folder / "state") is not None)])[0]
-    saved = open_fold(folder, recipe) if is_started else None
+    saved = open_state(folder, recipe, override=True) if is_started else None
     with quietly():
         plan = Plan(recipe, open_splits(recipe), run.runtime, loads_weights=saved is None)
     if saved is not None:
-        return begin.resume(plan, saved, folder, run.stop, whole=run.whole)
+        return begin.resume(plan, saved, run.stop, whole=run.whole)
     with reserved(folder, force=True) if run.runtime.is_main else contextlib.nullcontext():
         return begin.start(plan, folder, run.stop, whole=run.whole, force=True)
 

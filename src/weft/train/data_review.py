@@ -134,11 +134,7 @@ def review(
 
 
 def _public_model() -> str:
-    """Return the public model whose features are used.
-
-    Raises:
-        DataError: no public weights are available.
-    """
+    """Return the public model whose features are used; raise DataError if no public weights are available."""
     with loading():
         from weft.train.decisions import model_with_weights
 
@@ -275,18 +271,16 @@ def _findings(
 def _label_of_copies(
     copies: list[int], paths: Sequence[str], labels: np.ndarray, result: LabelErrors
 ) -> tuple[int | None, set[int]]:
-    """Return the label for near-duplicates with several labels, else None, and the copies that are to get it.
-
-    It is the label that the features of the copies support most. A copy gets it if its own is a likely error, or if
-    another file with the same bytes has another label.
-    """
+    """Return the label for near-duplicates with several labels, else None, and the copies that are to get it."""
     own = labels[copies]
     classes = np.unique(own)
     if len(classes) == 1:
         return None, set()
+    # the label that the features of the copies support most
     best = int(classes[result.probabilities[copies][:, classes].mean(axis=0).argmax()])
     digests = np.array([sha256_of(Path(paths[i])) for i in copies])
     has_twin = np.array([len(np.unique(own[digests == digest])) > 1 for digest in digests])
+    # a likely error, or the bytes of a file with another label
     is_wrong = (own != best) & (has_twin | result.is_error[copies])
     return best, set(np.array(copies)[is_wrong].tolist())
 

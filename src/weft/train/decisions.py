@@ -223,7 +223,9 @@ def whole_batches(recipe: Recipe, case: Case) -> Decision:
     sizes = [other for other in range(size, smallest - 1, -1) if other % divisor == 0]
     best = min(sizes, key=lambda other: count % other, default=size)
     used, used_by_best = (count - count % one for one in (size, best))
-    if best != size and case.request.leaves_batch_size:
+    request = case.request
+    is_named = request.base is not None or request.says("batch_size")
+    if best != size and (not is_named or request.load(request.base).batch_size == "auto"):
         note = (
             f"Batch size {best}: an epoch uses {used_by_best} of {count} training images; with {size}, {used}."
             " Another: --batch-size N."

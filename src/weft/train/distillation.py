@@ -155,12 +155,8 @@ def _is_directory(name: str) -> bool:
 
 
 def is_cached(recipe: Recipe) -> bool:
-    """Return whether the teacher's logits of all training images are computed once, before the first step."""
-    return recipe.distill.cache and has_fixed_inputs(recipe)
-
-
-def has_fixed_inputs(recipe: Recipe) -> bool:
-    """Return whether a recipe has no random augmentation, so that the teacher's logits can be cached."""
+    """Return whether the teacher's logits of all training images, which never change, are computed once."""
     augment = recipe.augment
     is_random = augment.hflip or augment.color_jitter or augment.rand_augment or augment.erase_prob
-    return augment.crop == "none" and not is_random and not augment.mixup and not augment.cutmix
+    is_mixed = augment.mixup or augment.cutmix
+    return recipe.distill.cache and augment.crop == "none" and not is_random and not is_mixed

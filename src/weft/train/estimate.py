@@ -1,4 +1,7 @@
-"""Estimate duration, memory and disk space of a training run from a few of its steps (`weft train --plan`)."""
+"""Duration, memory and disk space of a training run before it starts, and how fast its images are loaded.
+
+`weft train --plan` runs a few steps; `weft data bench` loads images with several numbers of processes.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import statistics
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,17 +20,17 @@ from weft.data.loader import ImageLoader
 from weft.data.order import epochs_of
 from weft.data.workers import MEASURED
 from weft.inference.torch_model import infer
+from weft.machine.processor import available_cores
 from weft.machine.runtime import Runtime
 from weft.machine.system import peak_mib
 from weft.models.contract import evaluation_mode, preprocessing
-from weft.progress import Work, clock
+from weft.progress import Work, clock, rate
 from weft.text import count
-from weft.train.batches import batch_arithmetic
 from weft.train.decisions import RECIPE
-from weft.train.plan import Plan
+from weft.train.plan import Plan, batch_arithmetic
 from weft.train.refusals import memory_error, refusing
 from weft.train.reporter import LESS_WAITING, MOST_WAITING
-from weft.train.timing import step_times, timed
+from weft.train.timing import step_times, time_step, timed
 
 STEPS, BATCHES = 20, 5  # training steps and validation batches that are timed
 LEAST = 3  # of them, also if that takes longer than `seconds`
@@ -83,7 +86,8 @@ class PlannedRun:
         waiting = f"{self.data_wait:.0f} % of the time"
         state, model = (f"{size / 2**20:,.1f} MiB" for size in (self.state_bytes, self.model_bytes))
         gpu = f", {self.gpu_mib:,} MiB of the GPU" if self.gpu_mib is not None else ""
-        rows = [
+        advice = [("advice", f"Training waits {waiting}. {LESS_WAITING}")] if self.data_wait > MOST_WAITING else []
+        return [
             ("model", f"{self.model} at {self.img_size[0]}x{self.img_size[1]} pixels, recipe {self.recipe}"),
             ("images", f"{self.train:,} for training, {self.val:,} held out, {self.classes:,} classes"),
             ("batch", self.batch),
@@ -93,8 +97,8 @@ class PlannedRun:
             ("duration", f"about {clock(self.seconds)}; if it starts now, until {end}"),
             ("memory", f"{self.memory_mib:,} MiB{gpu}"),
             ("disk", f"{state} x {self.states} states + {model} x 2 models{folds}"),
+            *advice,
         ]
-        return rows + [("advice", f"Training waits {waiting}. {LESS_WAITING}")] * (self.data_wait > MOST_WAITING)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the dictionary that `--json` prints."""
@@ -102,16 +106,15 @@ class PlannedRun:
 
 
 def measure_run(plan: Plan, seconds: float) -> PlannedRun:
-    """Run the first steps of a plan, and validation batches, on a network with random weights.
+    """Run the first steps of a plan, and validation batches.
 
     Args:
-        plan: of which everything is decided.
+        plan: of which everything is decided; its network is changed.
         seconds: time after which no further step is timed, if `LEAST` are.
 
     Raises:
         UsageError: a step does not work with these settings, or does not fit into memory.
     """
-    plan = dataclasses.replace(plan, loads_weights=False)
     recipe, runtime, splits, base = plan.recipe, plan.runtime, plan.splits, plan.request.base
     height, width = preprocessing(plan.build())["input_size"][1:]
     batches, val, learner = plan.batches, plan.val_batches, plan.learner()
@@ -121,8 +124,8 @@ def measure_run(plan: Plan, seconds: float) -> PlannedRun:
         torch.cuda.reset_peak_memory_stats(runtime.device)
     requirement = f"{recipe.model} must support training with these settings"
     with refusing(requirement, memory_error(recipe)), Work("timing steps", STEPS, unit="steps") as work:
-        every = (step for epoch in itertools.count() for step in plan.training_steps(epoch))
-        waiting, working, timed_steps = _steady(step_times(learner, every), batches, runtime, STEPS, seconds, work)
+        times = step_times(learner, plan.all_steps())
+        waiting, working, timed_steps = _steady(times, batches, runtime, STEPS, seconds, work)
         val.pace, batch_s = None, 0.0
         val.use(batches.num_workers)
         if len(val.places()):  # of several processes, one may have no image
@@ -187,3 +190,89 @@ def _steady(
             break
     waiting, working = zip(*measured[first:], strict=True)
     return statistics.fmean(waiting), statistics.median(working), len(working)
+
+
+class LoadingRate(NamedTuple):
+    """Training images per second of a number of worker processes; 0 is the training process itself."""
+
+    workers: int
+    images_per_second: float
+
+
+@dataclass(frozen=True)
+class Loading:
+    """Result of a measurement.
+
+    Attributes:
+        model, device, precision: what trains.
+        training: images per second that its training steps take, without loading.
+        rates: of loading alone.
+    """
+
+    model: str
+    device: str
+    precision: str
+    training: float
+    rates: list[LoadingRate]
+
+    @property
+    def enough(self) -> int | None:
+        """Smallest number of workers that load as fast as the steps; None if none does."""
+        return next((one.workers for one in self.rates if one.images_per_second >= self.training), None)
+
+    def headline(self) -> str:
+        """Return a sentence on the number of workers."""
+        steps = f"{self.model} trains on {self.device} in {self.precision} ({rate(self.training, 'images')})"
+        if self.enough is not None:
+            return f"--workers {self.enough} loads as fast as {steps}."
+        best = max(self.rates, key=lambda one: one.images_per_second)
+        waiting = 100 * (1 - best.images_per_second / self.training)
+        return (
+            f"No number of processes loads as fast as {steps}: with --workers {best.workers}, training waits"
+            f" {waiting:.0f} % of the time. Make the images smaller once: weft data prepare DATA PACKED."
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the dictionary that `--json` prints."""
+        rates = [one._asdict() for one in self.rates]
+        return {**dataclasses.asdict(self), "rates": rates, "enough": self.enough}
+
+
+def measure_loading(plan: Plan, seconds: float) -> Loading:
+    """Load training images with 0, 1, 2, 4 ... processes up to the number of cores, and time training steps.
+
+    Args:
+        plan: of a run with one process.
+        seconds: time for each number, besides that to start the processes.
+    """
+    plan = dataclasses.replace(plan, recipe=dataclasses.replace(plan.recipe, workers=0))
+    recipe, runtime, batches = plan.recipe, plan.runtime, plan.batches
+    size = batches.order.batch_size // recipe.accumulate
+    step = time_step(recipe, size, len(plan.splits.classes), runtime)
+    cores = available_cores()
+    counts = [0, *itertools.takewhile(lambda count: count < cores, (2**power for power in range(11))), cores]
+    rates = []
+    with Work("loading", len(counts)) as work:
+        for workers in counts:
+            batches.use(workers)
+            rates.append(LoadingRate(workers, _rate(batches, seconds)))
+            work.advance(1)
+    batches.use(0)
+    return Loading(str(recipe.model), str(runtime.device), runtime.precision, size / step, rates)
+
+
+def _rate(batches: ImageLoader, seconds: float) -> float:
+    """Return the images per second, once every process has loaded what it loads in advance."""
+    ahead, count, start, now = 2 * batches.num_workers + 1, 0, 0.0, 0.0  # torch: 2 batches per process
+    for epoch in itertools.count():
+        batches.start_at(epoch)
+        for images, _ in batches:
+            now = time.perf_counter()
+            if ahead:
+                ahead -= 1
+                start = now
+                continue
+            count += len(images)
+            if now - start >= seconds:
+                return count / (now - start)
+    raise AssertionError

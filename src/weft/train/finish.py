@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,8 +25,9 @@ from weft.inference.report import write_report
 from weft.inference.torch_model import TorchModel, infer
 from weft.progress import Work, clock, say
 from weft.report.intervals import grouped_text
+from weft.report.pages import COLOURS, new_figure
+from weft.runs.directory import EpochRow
 from weft.text import printable
-from weft.train.curves import curve_figures
 from weft.train.held_out import HeldOutOutputs, read_held_out
 from weft.train.mirrored_classes import find_mirrored, mirrored_text
 from weft.train.plan import Plan
@@ -34,6 +36,11 @@ from weft.train.result import RunResult
 from weft.train.run import Run
 from weft.train.unknown import fit_detector
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+BLUE, ORANGE = COLOURS[:2]
 MEASURES = {"top1": "top-1", "balanced": "balanced accuracy", "loss": "loss"}  # values of the setting `best`
 
 
@@ -58,10 +65,7 @@ def finish(run: Run) -> RunResult:
 
 
 def _concluded(run: Run, result: RunResult, damaged: Sequence[str]) -> RunResult:
-    """Calibrate the best model, fit its detector, and write both and the report; return the result with what they show.
-
-    Held-out images are decoded once; all that follows works on arrays.
-    """
+    """Calibrate the best model, fit its detector, write both and the report, and return the result with their notes."""
     plan, recipe, evaluation = run.plan, run.recipe, result.evaluation
     network: Any = load_model_dir(run.out / "best")[0].to(plan.runtime.device)
     max_pixels = recipe.data.max_pixels or MAX_PIXELS
@@ -148,3 +152,44 @@ def _summary(run: Run, result: RunResult, network: Any, damaged: Sequence[str]) 
         ("waiting for images", f"{mean_waiting(run.history):.0f} % of the training time"),
         ("repeat with", f"weft train --config {run.out / 'recipe.yaml'} --out DIR"),
     ]
+
+
+def curve_figures(history: Sequence[EpochRow], best_epoch: int) -> list[tuple[Figure, str]]:
+    """Draw top-1 accuracy and loss of the training and validation sets by epoch, with the best epoch marked.
+
+    Returns:
+        Each figure with its alternative text.
+    """
+    best = next(row for row in history if row.epoch == best_epoch)
+    accuracy, accuracy_axes = _figure(history, best, "top1")
+    accuracy_axes.set(ylabel="top-1 accuracy (%)", title=f"best: epoch {best.epoch}, {best.val_top1:.2f} %")
+    loss, loss_axes = _figure(history, best, "loss")
+    loss_axes.set(ylabel="loss (cross-entropy, nats)", title=f"at the best epoch: {best.val_loss:.3f}")
+    loss_axes.set_ylim(bottom=0)
+    return [(accuracy, "Accuracy by epoch"), (loss, "Loss by epoch")]
+
+
+def _figure(history: Sequence[EpochRow], best: EpochRow, measure: str) -> tuple[Figure, Axes]:
+    """Draw `top1` or `loss` of both sets without the epochs that have no value, and mark the best epoch."""
+    from matplotlib.ticker import MaxNLocator
+
+    figure = new_figure(4.8, 3.6)
+    axes = figure.add_subplot()
+    sets = (("train", "--o", BLUE, "training"), ("val", "-s", ORANGE, "held out"))
+    for prefix, style, color, name in sets:
+        points = [(row.epoch, getattr(row, f"{prefix}_{measure}")) for row in history]
+        known = [point for point in points if not math.isnan(point[1])] or [(best.epoch, math.nan)]
+        step = max(1, len(known) // 20)
+        axes.plot(*zip(*known, strict=True), style, color=color, label=name, markersize=4, markevery=step)
+    axes.axvline(best.epoch, color="0.5", linewidth=1, linestyle=":", zorder=1)
+    value = getattr(best, f"val_{measure}")
+    axes.plot(best.epoch, value, "o", color=ORANGE, markersize=11, markerfacecolor="none", label="best epoch")
+    axes.margins(y=0.1)
+    axes.set_xlim(history[0].epoch - 0.5, history[-1].epoch + 0.5)
+    axes.set_xlabel("epoch")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    axes.title.set_fontsize("medium")
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(frameon=False, loc="outside lower center", ncols=3, fontsize="small")
+    return figure, axes

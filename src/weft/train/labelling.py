@@ -155,9 +155,8 @@ def label(
     unlabelled = read_files(predictor, files[: options.limit], options.batch_size)
     if not unlabelled.images:
         raise none_readable(unlabelled)
-    labelled = _labelled_images(Path(run), predictor.classes)
-    known, _ = _features(predictor, labelled.train, options.batch_size)
-    held_out = _features(predictor, labelled.held_out, options.batch_size)
+    of_run = _labelled_images(Path(run), predictor.classes)
+    (known, _), held_out = (_features(predictor, source, options.batch_size) for source in of_run[:2])
     places, probabilities = _most_probable(predictor, unlabelled.features)
     chosen = choose(unlabelled.features, probabilities, known, num)
     rows = [
@@ -174,10 +173,10 @@ def label(
         labelled=num_labelled,
     )
     if out is not None:
-        if labelled.train is not None and not labelled.rows:
+        if of_run.train is not None and not of_run.rows:
             say(f"{NEXT} and {PROPOSED} list no image of the run, since these are not files. Add them before training.")
         with new_directory(Path(out), CONTENTS, force=force) as folder:
-            _write_tables(folder, result, labelled.rows)
+            _write_tables(folder, result, of_run.rows)
             _write_report(folder, str(run), result, min_probability)
     return result
 
@@ -245,12 +244,7 @@ def _precision_of(run: Path, device: str) -> Precision:
 
 
 class _LabelledImages(NamedTuple):
-    """Labelled images of a run.
-
-    Attributes:
-        train, held_out: the images; None if they cannot be read any more.
-        rows: (path, label, split) of each; none if they are not files.
-    """
+    """Training and held-out images of a run, if they can still be read, and (path, label, split) of each, if files."""
 
     train: Source | None = None
     held_out: Source | None = None
@@ -287,7 +281,7 @@ def _labelled_images(run: Path, classes: Sequence[str]) -> _LabelledImages:
 
 def _features(predictor: Predictor, source: Source | None, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the features (images features) and the labels of at most MAX_LABELLED images, with the cache."""
-    if source is None or not len(source):
+    if not source:
         return np.empty((0, 0)), np.empty(0, int)
     from weft.inference.features import read_features
     from weft.inference.measurement import evaluation_batches

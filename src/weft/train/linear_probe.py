@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.optimize import fminbound
@@ -36,34 +36,9 @@ MAX_CROSS_VALIDATED = 3_000  # images; of more, one fold is held out instead of 
 ITERATIONS = 1_000
 MATRICES = 3  # (rows classes) in float64, in memory: logits, gradients, temporary values
 ABSENT_LOGIT = -10.0  # of a class without a training image; the largest logit of the others is at least about 0
+LOSS = "neg_log_loss"  # a scorer of scikit-learn
 Split = tuple[np.ndarray, np.ndarray]
 """Indices of rows to fit to, and of held-out rows."""
-
-
-class Balance(NamedTuple):
-    """Correction of the class frequencies.
-
-    Attributes:
-        is_weighted: weight images by the inverse frequency of their class.
-        is_chosen_by_class: every class counts the same in the loss that decides the penalty.
-    """
-
-    is_weighted: bool = False
-    is_chosen_by_class: bool = False
-
-    @property
-    def class_weight(self) -> str | None:
-        """The argument of scikit-learn."""
-        return "balanced" if self.is_weighted else None
-
-
-UNBALANCED = Balance()
-
-
-def balance_of(recipe: Recipe) -> Balance:
-    """Return the correction that a recipe asks for."""
-    is_weighted = recipe.loss.class_weights == "balanced" or recipe.data.sampling == "balanced"
-    return Balance(is_weighted, recipe.best == "balanced")
 
 
 @dataclass(frozen=True)
@@ -134,9 +109,10 @@ def fit_heads(
     with Work("features", len(batches.dataset)) as work:
         features, labels = read_features(network, batches, runtime, work.advance, is_mirrored=recipe.augment.hflip)
     probes, smoothing = [], recipe.loss.label_smoothing if recipe.epochs != 0 else 0.0
+    is_weighted, by_class = "balanced" in (recipe.loss.class_weights, recipe.data.sampling), recipe.best == "balanced"
     with threadpool_limits(1):  # more threads gain nothing on matrices of this size, and lose much on a busy machine
         for layer, views in zip(classifiers(network), features, strict=True):
-            probe = fit(views, labels, num_classes, recipe.seed, groups, balance_of(recipe))
+            probe = fit(views, labels, num_classes, recipe.seed, groups, is_weighted=is_weighted, by_class=by_class)
             scale = _scale(views[:, 0] @ probe.weight.T + probe.bias, labels, smoothing)
             with torch.no_grad():
                 layer.weight.copy_(torch.from_numpy(scale * probe.weight))
@@ -175,7 +151,9 @@ def fit(
     num_classes: int,
     seed: int = 0,
     groups: Sequence[str] | None = None,
-    balance: Balance = UNBALANCED,
+    *,
+    is_weighted: bool = False,
+    by_class: bool = False,
 ) -> LinearProbe:
     """Fit one linear classifier.
 
@@ -185,19 +163,22 @@ def fit(
         num_classes: number of classes.
         seed: of the folds.
         groups: group of every image; a group is in one fold. None without groups.
-        balance: correction of the class frequencies.
+        is_weighted: weight images by the inverse frequency of their class.
+        by_class: every class counts the same in the loss that decides the penalty; also with weights.
     """
+    class_weight = "balanced" if is_weighted else None
+    scoring = balanced_score if is_weighted or by_class else LOSS
     rows, mean, deviation = _standardised(views)
     num_views, counts = views.shape[1], _counts(labels, num_classes, groups)
     present, own = np.unique(labels, return_inverse=True)
     targets, strength, right = np.repeat(own, num_views), DEFAULT_STRENGTH, [np.zeros(0, bool)]
     if splits := _splits(own, counts[present], num_views, seed, groups):
         splits = splits if len(labels) <= MAX_CROSS_VALIDATED else splits[:1]
-        strength, of_folds = _cross_validated(rows, targets, splits, num_views, balance)
+        strength, of_folds = _cross_validated(rows, targets, splits, num_views, class_weight, scoring)
         for (_, held_out), coefficients in zip(splits, of_folds, strict=True):
             images = held_out[::num_views]  # as they are, not mirrored
             right.append(_logits(rows[images], coefficients).argmax(1) == targets[images])
-    coefficients = _regression(rows, targets, strength / num_views, balance)
+    coefficients = _regression(rows, targets, strength / num_views, class_weight)
     weight, bias = np.zeros((num_classes, rows.shape[1])), np.full(num_classes, ABSENT_LOGIT)
     weight[present], bias[present] = coefficients[:, :-1] / deviation, coefficients[:, -1]
     bias -= weight @ mean
@@ -232,7 +213,7 @@ def held_out_probabilities(
         is_scored = used[fold] & np.isin(labels[fold], labels[fitted])  # others have no probability to learn
         splits.append((rows_of(fitted), rows_of(fold[is_scored] if is_scored.any() else fold)))
     present, own = np.unique(labels, return_inverse=True)
-    _, of_folds = _cross_validated(rows, np.repeat(own, num_views), splits, num_views, UNBALANCED)
+    _, of_folds = _cross_validated(rows, np.repeat(own, num_views), splits, num_views)
     result = np.zeros((len(labels), num_classes))
     for fold, coefficients in zip(folds, of_folds, strict=True):
         result[np.ix_(fold, present)] = softmax(_logits(rows[fold * num_views], coefficients), axis=1)
@@ -269,38 +250,39 @@ def _counts(labels: np.ndarray, num_classes: int, groups: Sequence[str] | None) 
 
 
 def _cross_validated(
-    rows: np.ndarray, targets: np.ndarray, splits: Sequence[Split], num_views: int, balance: Balance
+    rows: np.ndarray,
+    targets: np.ndarray,
+    splits: Sequence[Split],
+    num_views: int,
+    class_weight: str | None = None,
+    scoring: Any = LOSS,
 ) -> tuple[float, np.ndarray]:
-    """Choose the strength with the least loss on the held-out rows of the splits.
-
-    Returns:
-        strength: of `STRENGTHS`.
-        coefficients: (splits classes features+1), fitted without the held-out rows, the bias last.
-    """
+    """Return the strength with the least loss on held-out rows, and coefficients (splits classes features+1), each
+    fitted without the held-out rows of its split, the bias last."""
     from sklearn.linear_model import LogisticRegressionCV  # takes seconds to import
 
     build: Any = LogisticRegressionCV  # its types miss some arguments
     model = build(  # along each path, the coefficients of one strength are the start for the next
         Cs=STRENGTHS / num_views,
         cv=splits,
-        scoring="neg_log_loss" if balance == UNBALANCED else balanced_score,
+        scoring=scoring,
         l1_ratios=(0,),
         refit=False,
         use_legacy_attributes=False,
         max_iter=ITERATIONS,
-        class_weight=balance.class_weight,
+        class_weight=class_weight,
     ).fit(rows, targets)
     best = int(model.scores_[:, 0].mean(axis=0).argmax())
     return float(STRENGTHS[best]), _per_class(model.coefs_paths_[:, 0, best])
 
 
-def _regression(rows: np.ndarray, targets: np.ndarray, strength: float, balance: Balance) -> np.ndarray:
+def _regression(rows: np.ndarray, targets: np.ndarray, strength: float, class_weight: str | None) -> np.ndarray:
     """Return the coefficients (classes features+1) of logistic regression, the bias last."""
     from sklearn.linear_model import LogisticRegression  # takes seconds to import
 
     if not targets.any():  # a single class
         return np.zeros((1, rows.shape[1] + 1))
-    model = LogisticRegression(C=strength, max_iter=ITERATIONS, class_weight=balance.class_weight).fit(rows, targets)
+    model = LogisticRegression(C=strength, max_iter=ITERATIONS, class_weight=class_weight).fit(rows, targets)
     return _per_class(np.column_stack([model.coef_, model.intercept_]))
 
 

@@ -54,8 +54,7 @@ def sweep_lr(plan: Plan, steps: int = 100) -> LrFinding:
     learner.set_train_mode()
     points: list[LrPoint] = []
     average, best = 0.0, math.inf
-    endless = itertools.chain.from_iterable(plan.training_steps(epoch) for epoch in itertools.count())
-    for number, (parts, keys) in enumerate(itertools.islice(endless, steps)):
+    for number, (parts, keys) in enumerate(itertools.islice(plan.all_steps(), steps)):
         result = learner.train_step(parts, keys)
         if not result.is_finite:
             break

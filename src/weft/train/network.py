@@ -14,15 +14,12 @@ from weft.checkpoints.config import CONFIG, WEIGHTS, read_config
 from weft.checkpoints.hub import create_model
 from weft.checkpoints.resolve import PREFIX, model_dir
 from weft.errors import CheckpointError, UsageError
-from weft.lazy import LazyModule
 from weft.machine.runtime import Runtime
 from weft.models.building import build_described
 from weft.models.contract import resized
 from weft.models.families import VARIANTS
 from weft.recipes import Recipe
 from weft.train.request import start_file
-
-timm_layers: Any = LazyModule("timm.layers")
 
 
 def build_model(recipe: Recipe, num_classes: int) -> nn.Module:
@@ -49,11 +46,6 @@ def check_sync_bn(recipe: Recipe, runtime: Runtime) -> None:
             f"sync_bn needs GPUs; got sync_bn true on device {runtime.device.type}. Pass --set sync_bn=false (to resume"
             " a run, with --override), or train with fixed statistics: --set train_mode=eval."
         )
-
-
-def synchronized(network: nn.Module) -> nn.Module:
-    """Replace every BatchNorm of a network, timm's with an activation also, by a synchronized one of the same names."""
-    return timm_layers.convert_sync_batchnorm(network)
 
 
 def load_start_weights(model: nn.Module, source: str | Path, classes: Sequence[str] | None = None) -> str:

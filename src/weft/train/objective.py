@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from weft.data.seeding import seeded_rng
-from weft.errors import UsageError
 from weft.lazy import LazyModule
 from weft.recipes import Recipe
 
@@ -50,25 +49,6 @@ class Mixing:
             return images, timm_mixup.mixup_target(labels, self.num_classes, 1.0, self.smoothing)
         with seeded_rng(self.seed, step, MIX):
             return self.mixup(images, labels)
-
-
-def check_mixing(recipe: Recipe, part_size: int, parts: int) -> None:
-    """Check that mixup and cutmix can pair the images of a micro-batch.
-
-    Args:
-        recipe: the training recipe.
-        part_size: number of images of a micro-batch.
-        parts: number of micro-batches of a step, over all processes.
-
-    Raises:
-        UsageError: mixup or cutmix is on, and the number of images is odd.
-    """
-    if (recipe.augment.mixup or recipe.augment.cutmix) and part_size % 2:
-        raise UsageError(
-            f"Mixup and cutmix mix pairs of images and need an even batch; got {part_size} images (batch_size"
-            f" {recipe.batch_size} in {parts} {'part' if parts == 1 else 'parts'}). Change --batch-size, or set"
-            " augment.mixup and augment.cutmix to 0."
-        )
 
 
 def balanced_weights(labels: Sequence[int], num_classes: int) -> Float[Tensor, " classes"]:

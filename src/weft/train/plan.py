@@ -8,34 +8,49 @@ weights, and `--find-lr` uses no validation set.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from torch import nn
 
 from weft.checkpoints.hub import source_of
-from weft.data import Splits, image_size_hint, open_data
+from weft.data import (
+    ImageDataset,
+    Source,
+    Splits,
+    image_size_hint,
+    make_loader,
+    open_data,
+    train_transform,
+)
 from weft.data.bit_depth import value_notes
 from weft.data.loader import ImageLoader
-from weft.data.order import Key
+from weft.data.order import Key, Share
+from weft.errors import UsageError
 from weft.inference.inputs import split_plan
 from weft.inference.measurement import evaluation_batches
+from weft.lazy import LazyModule
 from weft.machine.runtime import Runtime
+from weft.models.contract import preprocessing
 from weft.models.families import check_name
 from weft.progress import Work, say
 from weft.recipes import Recipe
 from weft.recipes.rules import check_rules
-from weft.text import printable
-from weft.train.batches import training_batches, training_images
+from weft.text import count, printable
 from weft.train.decisions import AFTER_TIMING, BEFORE_IMAGES, BY_IMAGES, BY_TIMING, Case, decide
 from weft.train.distillation import open_teacher
 from weft.train.linear_probe import fit_heads
 from weft.train.loop import Batch, Learner
-from weft.train.network import build_model, check_sync_bn, load_start_weights, synchronized
+from weft.train.network import build_model, check_sync_bn, load_start_weights
 from weft.train.refusals import refusing
 from weft.train.request import NOTHING, Request
 
+timm_layers: Any = LazyModule("timm.layers")
+
+DRAFTED = 2  # a JPEG may be decoded at reduced size for training while its sides keep this many times the input size
 FEATURE_BATCH = 32  # images per forward pass of the frozen network
 
 
@@ -67,7 +82,7 @@ class Plan:
         with refusing(f"{recipe.model} must support these images and settings"):
             network = build_model(recipe, len(self.splits.classes)).to(self.runtime.device)
         if recipe.sync_bn and self.runtime.world > 1:
-            network = synchronized(network)
+            network = timm_layers.convert_sync_batchnorm(network)  # also timm's BatchNorm with an activation
         return network
 
     @cached_property
@@ -107,11 +122,7 @@ class Plan:
         )
 
     def initialise(self, note: Callable[[str], None]) -> None:
-        """Give the network the weights that training starts from: given or public ones, and a fitted classifier.
-
-        Args:
-            note: called with a sentence for each.
-        """
+        """Give the network the weights to start from, and a fitted classifier; call `note` with a sentence on each."""
         if self.recipe.start_from is not None:
             note(load_start_weights(self.network, self.recipe.start_from, self.splits.classes))
         if self.recipe.pretrained:
@@ -136,6 +147,10 @@ class Plan:
     def steps(self) -> int:
         """Optimizer steps of the whole run."""
         return self.recipe.steps or self.steps_per_epoch * (self.recipe.epochs or 0)
+
+    def all_steps(self) -> Iterator[tuple[list[Batch], list[list[Key]]]]:
+        """Yield the steps of one epoch after the other, without end."""
+        return itertools.chain.from_iterable(map(self.training_steps, itertools.count()))
 
     def training_steps(self, epoch: int, first: int = 0) -> Iterator[tuple[list[Batch], list[list[Key]]]]:
         """Yield, for each step of an epoch, the micro-batches of this process, and the keys of their images.
@@ -233,3 +248,74 @@ def sources_of(recipe: Recipe) -> list[str]:
         "pretrained": f"the public weights of {recipe.model or 'the chosen model'}" if recipe.pretrained else None,
     }
     return [f"{key}: {printable(str(value))}" for key, value in sources.items() if value is not None]
+
+
+def training_images(recipe: Recipe, source: Source, model: nn.Module) -> ImageDataset:
+    """Return the training images with the augmentation of the recipe, at the input size of the model."""
+    cfg, augment = preprocessing(model), recipe.augment
+    in_chans, *size = cfg["input_size"]
+    transform = train_transform(
+        (size[0], size[1]),
+        cfg["mean"],
+        cfg["std"],
+        cfg["interpolation"] if augment.interpolation == "auto" else augment.interpolation,
+        in_chans=in_chans,
+        crop=augment.crop,
+        scale=augment.scale,
+        ratio=augment.ratio,
+        hflip=augment.hflip,
+        color_jitter=augment.color_jitter,
+        rand_augment=augment.rand_augment,
+        erase_prob=augment.erase_prob,
+        crop_pct=cfg["crop_pct"],
+        crop_mode=cfg["crop_mode"],
+    )
+    at_least = DRAFTED * max(size) if recipe.data.draft else None
+    return ImageDataset(source, transform, recipe.seed, at_least=at_least, value_range=cfg.get("value_range"))
+
+
+def training_batches(recipe: Recipe, dataset: ImageDataset, model: nn.Module, runtime: Runtime) -> ImageLoader:
+    """Return shuffled batches. An incomplete last step is dropped: BatchNorm cannot train on a single image.
+
+    Raises:
+        UsageError: the batch size gives single images to BatchNorm, unequal parts of a step, or an odd number of
+            images to mixup and cutmix.
+    """
+    assert isinstance(recipe.batch_size, int), "an automatic batch size is decided first"
+    share = Share(runtime.rank, runtime.world, recipe.accumulate)
+    size = recipe.batch_size // share.parts
+    learns_statistics = recipe.train_mode == "train" and any(isinstance(m, nn.BatchNorm1d) for m in model.modules())
+    if size <= 1 and recipe.batch_size % share.parts == 0 and learns_statistics:
+        of = f" in {share.parts} parts" if share.parts > 1 else ""
+        raise UsageError(
+            f"{recipe.model} needs at least 2 images per forward pass to train its BatchNorm; got batch_size "
+            f"{recipe.batch_size}{of}."
+        )
+    loader = make_loader(
+        dataset,
+        recipe.batch_size,
+        shuffle=True,
+        seed=recipe.seed,
+        workers=recipe.workers,
+        drop_last=True,
+        repeats=recipe.augment.repeats,
+        share=share,
+        is_balanced=recipe.data.sampling == "balanced",
+        device=runtime.device,
+        on_choice=say,
+    )
+    if (recipe.augment.mixup or recipe.augment.cutmix) and size % 2:
+        raise UsageError(
+            f"Mixup and cutmix mix pairs of images and need an even batch; got {size} images (batch_size"
+            f" {recipe.batch_size} in {count(share.parts, 'part')}). Change --batch-size, or set augment.mixup and"
+            " augment.cutmix to 0."
+        )
+    return loader
+
+
+def batch_arithmetic(recipe: Recipe, world: int) -> str:
+    """Describe the images of a step, such as `256 images per step = 64 per device x 2 devices x 2 accumulated`."""
+    assert isinstance(recipe.batch_size, int)
+    each = recipe.batch_size // (world * recipe.accumulate)
+    devices = f"{world} device{'s' if world > 1 else ''}"
+    return f"{recipe.batch_size} images per step = {each} per device x {devices} x {recipe.accumulate} accumulated"

@@ -11,7 +11,7 @@ from rich.console import Console
 from weft.progress import Work, rate
 from weft.runs.directory import EpochRow
 from weft.text import count, first_few
-from weft.train.meter import Meter
+from weft.train.loop import Meter
 
 NAME = "training"
 MOST_WAITING = 20  # percent of the training time, without a word

@@ -60,22 +60,12 @@ class Request:
         return self.recipe or default_recipe(self.data)
 
     @property
-    def leaves_batch_size(self) -> bool:
-        """Whether the batch size is left to weft: neither it nor a recipe is named, or it is `auto`."""
-        is_named = self.base is not None or self.says("batch_size")
-        return not is_named or self.load(self.base).batch_size == "auto"
-
-    @property
     def has_model_of_weft(self) -> bool:
         """Whether the user named a recipe of weft, and no model: another one may then take its place."""
         return self.recipe in recipe_names() and not self.says("model")
 
     def leaves_weights(self, recipe: Recipe) -> bool:
-        """Return whether the weights to start from are left to weft: neither they nor a recipe are named.
-
-        Args:
-            recipe: the recipe as far as it is known.
-        """
+        """Return whether the weights to start from are left to weft: neither they nor a recipe are named."""
         is_named = self.base is not None or self.from_scratch or recipe.start_from is not None or recipe.pretrained
         return not is_named
 
@@ -125,11 +115,7 @@ class Request:
         return recipe
 
     def _without_weights(self, recipe: Recipe) -> Recipe:
-        """Return a recipe that starts from random weights.
-
-        Raises:
-            UsageError: the user named weights to start from, or a classifier that needs trained weights.
-        """
+        """Return a recipe that starts from random weights, unless the user contradicts it."""
         if recipe.start_from is not None:
             raise UsageError("--from-scratch and --from exclude each other; omit one of them.")
         if recipe.epochs == 0:
@@ -167,24 +153,6 @@ def start_file(source: str | Path) -> Path:
             f"--from must name a run, a model directory or a checkpoint file; {source} is none of these."
         )
     return path
-
-
-def check_resume(
-    resume: str | Path, recipe: str | Path | None, out: str | Path | None, *, force: bool, from_scratch: bool
-) -> None:
-    """Check that no argument contradicts `resume`, and that it is a run directory.
-
-    Raises:
-        UsageError: an argument contradicts it.
-        CheckpointError: it is no run directory.
-    """
-    if recipe is not None or out is not None or force:
-        raise UsageError(
-            "--resume uses the recipe and the directory of the run; got --recipe, --out or --force. Omit them."
-        )
-    if from_scratch:
-        raise UsageError("--resume continues from the saved state of a run; got --from-scratch. Omit one of them.")
-    recipe_file(Path(resume))
 
 
 def recipe_file(run: Path) -> Path:

@@ -26,31 +26,16 @@ from weft.train.request import recipe_file
 from weft.train.state import RunState, load_state, skipped_text
 
 FREE = (
-    "workers",
-    "device",
-    "data.source",
-    "data.damaged",
-    "data.cache_gb",
-    "save.every_minutes",
-    "save.every_steps",
-    "save.keep",
+    *("workers", "device", "data.source", "data.damaged", "data.cache_gb"),
+    *("save.every_minutes", "save.every_steps", "save.keep"),
 )
 """Settings that do not affect the result and may change on resume. The data is compared by its contents."""
 
 FIXED = (
     *("best", "model", "model_args", "img_size", "batch_size", "seed", "augment.repeats", "start_from", "pretrained"),
     *("optim.opt", "optim.freeze"),  # the saved moments are of this optimizer and these weights
-    *(
-        "data.seed",
-        "data.limit",
-        "data.val_fraction",
-        "data.train_fraction",
-        "data.folds",
-        "data.fold",
-        "data.group",
-        "data.sampling",
-        "data.value_range",
-    ),
+    *("data.seed", "data.limit", "data.val_fraction", "data.train_fraction", "data.folds", "data.fold"),
+    *("data.group", "data.sampling", "data.value_range"),
 )
 """Settings that the saved models or the order of the images depend on; they cannot change on resume."""
 
@@ -103,6 +88,36 @@ class SavedRun(NamedTuple):
         """Whether BatchNorm computes its statistics over the images of one process."""
         is_fixed = self.recipe.sync_bn or self.recipe.train_mode == "eval"
         return not is_fixed and any(name.endswith(".running_mean") for name in self.tensors)
+
+    def check_data(self, splits: Splits) -> None:
+        """Check that the dataset is the one that the run started with, and that its images are shuffled as they were.
+
+        Raises:
+            DataError: it differs; the message names the differences.
+        """
+        source, by_files = self.recipe.data.source, self.state.by_files
+        if by_files != (splits.train.blocks is not None):
+            was, now = ("on a server", "on a disk") if by_files else ("on a disk", "on a server")
+            raise DataError(
+                "A resumed run must read shards from the kind of place where it began, since the order of the images"
+                f" depends on it; they were {was}, and {source} is {now}. Pass an address of that kind."
+            )
+        differs = difference(Fingerprint.read(self.out / FINGERPRINT), fingerprint(splits))
+        if differs is not None:
+            raise DataError(
+                f"A resumed run needs the data that it started with; {source} differs from the data of {self.out}:"
+                f" {differs} Restore the data, or start a new run: weft train {source} --from {self.out}."
+            )
+
+    def check_length(self, steps: int) -> None:
+        """Raise UsageError if the run has trained more steps than it shall have in all, as with a lower `epochs`."""
+        recipe, done = self.recipe, self.state.step
+        if done > steps:
+            length = f"steps {steps}" if recipe.steps else f"epochs {recipe.epochs}, which is {steps} steps"
+            raise UsageError(
+                f"A resumed run needs at least the steps that it has trained; {self.out} has trained {done}, got"
+                f" {length}. Raise epochs or steps, or start a new run."
+            )
 
     def check_teacher(self, record: dict[str, Any] | None) -> None:
         """Check that the teacher is the one that the run started with, unless the setting was changed.
@@ -162,48 +177,19 @@ def open_run(out: Path, overrides: Sequence[tuple[str, Any]], *, override: bool)
     _check_plugins(file)
     recipe = load_recipe(file, overrides)
     check_rules(recipe)
-    return _opened(out, recipe, override=override)
+    return open_state(out, recipe, override=override)
 
 
-def open_fold(out: Path, recipe: Recipe) -> SavedRun:
-    """Load the newest valid state of the run of a fold. Its settings are those of the whole run, also changed ones.
-
-    Args:
-        out: the run directory of the fold.
-        recipe: of the whole run, for this fold.
-
-    Raises:
-        CheckpointError: no valid state.
-    """
-    return _opened(out, recipe, override=True)
-
-
-def _opened(out: Path, recipe: Recipe, *, override: bool) -> SavedRun:
-    """Load the newest valid state of a run that resumes with a recipe."""
-    old, new = _settings_as_json(load_recipe(recipe_file(out))), _settings_as_json(recipe)
-    _changed_settings(out, old, new, override=override)
+def open_state(out: Path, recipe: Recipe, *, override: bool) -> SavedRun:
+    """Load the newest valid state of a run that resumes with a recipe; otherwise as `open_run`."""
     state, tensors, skipped = load_state(out / "state")
-    old |= {key: value for key, value in state.recipe.items() if key in old}
+    new, recorded = _settings_as_json(recipe), _settings_as_json(load_recipe(recipe_file(out)))
+    old = recorded | {key: value for key, value in state.recipe.items() if key in recorded}
     return SavedRun(out, recipe, state, tensors, skipped, _changed_settings(out, old, new, override=override))
 
 
-def check_length(run: SavedRun, steps: int) -> None:
-    """Raise UsageError if a run has trained more steps than it shall have in all, as with a lower `epochs`."""
-    done = run.state.step
-    if done > steps:
-        length = f"steps {steps}" if run.recipe.steps else f"epochs {run.recipe.epochs}, which is {steps} steps"
-        raise UsageError(
-            f"A resumed run needs at least the steps that it has trained; {run.out} has trained {done}, got {length}."
-            " Raise epochs or steps, or start a new run."
-        )
-
-
 def _check_plugins(recipe: Path) -> None:
-    """Check that the plugins that a run was started with are loaded.
-
-    Raises:
-        UsageError: one is not.
-    """
+    """Raise UsageError if a plugin that a run was started with is not loaded."""
     recorded = recorded_environment(recipe).get("plugins", [])
     missing = [str(name) for name in recorded if name not in plugins()] if isinstance(recorded, list) else []
     if missing:
@@ -214,12 +200,7 @@ def _check_plugins(recipe: Path) -> None:
 
 
 def _changed_settings(out: Path, old: dict[str, str], new: dict[str, str], *, override: bool) -> list[ChangedSetting]:
-    """Return the settings that differ.
-
-    Raises:
-        UsageError: a setting differs that must not change.
-        CheckpointError: the recorded settings are not JSON.
-    """
+    """Return the settings that differ; raise UsageError if one must not change."""
     try:
         changed = [ChangedSetting(k, json.loads(old[k]), json.loads(new[k])) for k in old if old[k] != new[k]]
     except ValueError:
@@ -236,26 +217,6 @@ def _changed_settings(out: Path, old: dict[str, str], new: dict[str, str], *, ov
                 f"A resumed run keeps its settings; {values}. Pass --override to change the setting from here on."
             )
     return changed
-
-
-def check_data(out: Path, splits: Splits, source: str, *, by_files: bool) -> None:
-    """Check that the dataset is the one that the run started with, and that its images are shuffled as they were.
-
-    Raises:
-        DataError: it differs; the message names the differences.
-    """
-    if by_files != (splits.train.blocks is not None):
-        was, now = ("on a server", "on a disk") if by_files else ("on a disk", "on a server")
-        raise DataError(
-            "A resumed run must read shards from the kind of place where it began, since the order of the images"
-            f" depends on it; they were {was}, and {source} is {now}. Pass an address of that kind."
-        )
-    differs = difference(Fingerprint.read(out / FINGERPRINT), fingerprint(splits))
-    if differs is not None:
-        raise DataError(
-            f"A resumed run needs the data that it started with; {source} differs from the data of {out}: {differs}"
-            f" Restore the data, or start a new run: weft train {source} --from {out}."
-        )
 
 
 def recipe_record(recipe: Recipe) -> dict[str, str]:

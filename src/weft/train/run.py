@@ -15,31 +15,32 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from torch import distributed
+
 from weft.checkpoints import load_model_dir, save_model_dir
 from weft.data.order import epochs_of
+from weft.errors import DivergedError, WeftError
 from weft.files import writing
 from weft.inference.inputs import name_of
 from weft.inference.measurement import measure
 from weft.inference.metrics import Evaluation
 from weft.inference.torch_model import infer
+from weft.machine.memory import is_out_of_memory
 from weft.models.contract import evaluation_mode
 from weft.progress import say
 from weft.runs.directory import EpochRow, StepLog, best_of, write_metrics
-from weft.text import printable
+from weft.text import first_few, printable
 from weft.train.environment import machine
-from weft.train.loop import Learner, train_epoch
-from weft.train.meter import Meter, StepResult
+from weft.train.loop import Learner, Meter, StepResult, train_epoch
 from weft.train.plan import Plan
-from weft.train.refusals import diverged, raise_explained
+from weft.train.refusals import memory_error
 from weft.train.reporter import Reporter, epoch_line
 from weft.train.resume import SavedRun, recipe_record
-from weft.train.state import RunState, newest_text, save_state
+from weft.train.state import RunState, newest_step, save_state
 from weft.train.stop import Stop
 from weft.train.track import Tracker
 
-
-class EvaluationInterrupted(Exception):
-    """Raised to leave an evaluation when a stop is requested; the run resumes after the last step of its epoch."""
+MAX_NAMES = 16  # image names in a message
 
 
 class Run:
@@ -121,11 +122,8 @@ class Run:
 
     @property
     def _first_step(self) -> int:
-        """Step at which the epoch in progress begins.
-
-        It follows from the history, since earlier epochs may be shorter: the last one of a run that was finished, and
-        then resumed for more steps.
-        """
+        """Step at which the epoch in progress begins."""
+        # earlier epochs may be shorter: the last one of a run that was finished, and then resumed for more steps
         return self.history[-1].step if self.history else 0
 
     @property
@@ -170,12 +168,10 @@ class Run:
                     self._epoch()
                     self.seconds = time.perf_counter() - start
                     self.save()
-        except EvaluationInterrupted:
-            self._stop_run(self.stop.reason)
         except (MemoryError, RuntimeError) as error:
             # Saves no state: the error may have occurred within a step, after BatchNorm has updated its statistics and
             # before the weights changed. A run resumed from such a state would silently end with different weights.
-            raise_explained(error, self.recipe, self.stop, newest_text(self.out, self.whole))
+            self._raise_explained(error)
         finally:
             self._start = None
             if self._log is not None:
@@ -210,8 +206,7 @@ class Run:
             self._log.add(step, self.epoch + 1, lr, result.loss, result.grad_norm)
         if not result.is_finite:
             self._flush_log()
-            keys = self.plan.batches.order.keys(self.epoch, meter.step - 1)
-            raise diverged(result, step, self.epoch + 1, lr, self.splits.train, keys)
+            raise self._diverged(meter, result, lr)
         self._reporter.step(self.epoch + 1, meter)
         self._tracker.step(step, loss=result.loss, lr=lr, grad_norm=result.grad_norm)
         reason, is_due = self.runtime.max([self.stop.reason, self._is_save_due(step)])
@@ -238,10 +233,10 @@ class Run:
             )
 
     def _check_stop_in_evaluation(self, count: int) -> None:
-        """Interrupt the evaluation if a stop is requested; several processes, which synchronise, finish it first."""
-        if self.stop.reason and self.runtime.world == 1:
+        """Stop within an evaluation if requested; several processes, which synchronise, finish it first."""
+        if (reason := self.stop.reason) and self.runtime.world == 1:
             self.save()
-            raise EvaluationInterrupted
+            self._stop_run(reason)
 
     def _end_epoch(self, number: int, start: float, lr: float, evaluation: Evaluation | None) -> None:
         """Add the row of an epoch that began at `start`, print it, and save the models."""
@@ -310,3 +305,36 @@ class Run:
             f"Stopped after step {self.learner.step} of {self.learner.steps}: {Stop.REASONS[reason]}."
             f" Saved in {self.out / 'state'}; resume with: weft train --resume {self.whole}",
         )
+
+    def _diverged(self, meter: Meter, result: StepResult, lr: float) -> DivergedError:
+        """Return the error for the last step, whose loss or gradient is not finite."""
+        is_loss = not math.isfinite(result.loss)
+        name, value = ("loss", result.loss) if is_loss else ("gradient norm", result.grad_norm)
+        keys = self.plan.batches.order.keys(self.epoch, meter.step - 1)
+        names = (name_of(self.splits.train, index) for index in dict.fromkeys(index for _, index, _ in keys))
+        return DivergedError(
+            f"The {name} must be finite; got {value} at step {self.learner.step} (epoch {self.epoch + 1}), learning"
+            f" rate {lr:.3g}, images {first_few(names, MAX_NAMES)}. This step did not change the weights, and the last"
+            " state is kept. Lower the learning rate, increase schedule.warmup_epochs, or check these images."
+        )
+
+    def _raise_explained(self, error: MemoryError | RuntimeError) -> NoReturn:
+        """Raise an error of PyTorch that the machine caused as a WeftError with advice; others unchanged."""
+        text, newest, stop = str(error), newest_step(self.out / "state"), self.stop
+        is_of_worker = "DataLoader worker" in text
+        is_of_process = is_of_worker or isinstance(error, distributed.DistError) or "gloo" in text.lower()
+        advice = "No state was saved yet: start the run again."
+        if newest is not None:
+            advice = f"The newest saved state is of step {newest}; resume with: weft train --resume {self.whole}"
+        # a signal to a process group may end another process before this one has stopped
+        if stop.requested is not None and is_of_process:
+            reason = Stop.REASONS[stop.reason]
+            stop.end(stop.reason, f"Stopped: {reason}; the step in progress was discarded. {advice}")
+        if is_of_worker:
+            raise WeftError(
+                f"The worker processes must run until the end; one was terminated ({text.splitlines()[0]})."
+                f" The machine may be out of memory: lower --workers. {advice}"
+            ) from error
+        if is_out_of_memory(error):
+            raise memory_error(self.recipe) from error
+        raise error

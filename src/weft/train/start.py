@@ -21,15 +21,14 @@ from weft.recipes import load_recipe
 from weft.recipes.fields import seconds_of
 from weft.recipes.load import arguments_of
 from weft.runs.directory import check_run_dir, locked, refuse_taken, reserved, reserved_numbered
-from weft.train.request import Request, check_resume
+from weft.train.request import Request, recipe_file
 from weft.train.stop import Stop
 from weft.train.track import check_trackers
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from weft.train.estimate import PlannedRun
-    from weft.train.loading import Loading
+    from weft.train.estimate import Loading, PlannedRun
     from weft.train.lr_finder import LrFinding
     from weft.train.plan import Plan
     from weft.train.result import RunResult
@@ -113,7 +112,13 @@ def train(
     stop = Stop(None if max_time is None else seconds_of(max_time, "--max-time"), stop_after)
     request = Request(data, recipe, settings, given, from_scratch=from_scratch)
     if resume is not None:
-        check_resume(resume, recipe, out, force=force, from_scratch=from_scratch)
+        if recipe is not None or out is not None or force:
+            raise UsageError(
+                "--resume uses the recipe and the directory of the run; got --recipe, --out or --force. Omit them."
+            )
+        if from_scratch:
+            raise UsageError("--resume continues from the saved state of a run; got --from-scratch. Omit one of them.")
+        recipe_file(Path(resume))  # is there, before torch is imported
         return _resume(Path(resume), request.overrides, override, stop, trackers)
     if override:
         raise UsageError("--override changes settings of a run that is resumed; got no --resume. Omit it.")
@@ -132,30 +137,26 @@ def find_lr(
     data: str | Path | None = None,
     model: str | None = None,
     *,
-    recipe: str | Path | None = None,
-    settings: Mapping[str, Any] | None = None,
-    from_scratch: bool = False,
     steps: int = 100,
     quiet: bool = False,
-    **given: Any,
+    **arguments: Any,
 ) -> LrFinding:
     """Try learning rates from 1e-7 to 1 in steps of the run that `train` would start, and suggest one.
 
     Writes no files.
 
     Args:
-        data, model, recipe, settings, from_scratch, quiet: as in `train`.
+        data, model, quiet: as in `train`.
         steps: number of rates to try.
-        given: other arguments of `train` that are settings, such as `batch_size`.
+        arguments: `recipe`, `settings`, `from_scratch`, and arguments of `train` that are settings, such as
+            `batch_size`.
 
     Raises:
         UsageError, DataError, CheckpointError: as in `train`; also for a recipe without training steps.
     """
     if steps < 1:
         raise UsageError(f"steps must be at least 1; got {steps}.")
-    more = {"model": model, **given}
-    request = Request(data, recipe, settings, more, from_scratch=from_scratch, option="--find-lr")
-    plan = _with_steps(request)
+    plan = _prepared(_request(data, model, arguments, "--find-lr"), needs_steps=True)
     from weft.train.lr_finder import sweep_lr
 
     return sweep_lr(plan, steps)
@@ -166,27 +167,22 @@ def planned_run(
     data: str | Path | None = None,
     model: str | None = None,
     *,
-    recipe: str | Path | None = None,
-    settings: Mapping[str, Any] | None = None,
-    from_scratch: bool = False,
     seconds: float = 60.0,
     quiet: bool = False,
-    **given: Any,
+    **arguments: Any,
 ) -> PlannedRun:
     """Estimate duration, memory and disk space of the run that `train` would start, by 20 of its steps.
 
     Writes no files, and loads no weights.
 
     Args:
-        data, model, recipe, settings, from_scratch, quiet: as in `train`.
+        data, model, quiet, arguments: as in `find_lr`.
         seconds: time after which fewer steps suffice, at least 3.
-        given: other arguments of `train` that are settings, such as `batch_size`.
 
     Raises:
-        UsageError, DataError, CheckpointError: as in `train`; also for a recipe without training steps.
+        UsageError, DataError, CheckpointError: as in `find_lr`.
     """
-    request = Request(data, recipe, settings, {"model": model, **given}, from_scratch=from_scratch, option="--plan")
-    plan = _with_steps(request)
+    plan = _prepared(_request(data, model, arguments, "--plan"), needs_steps=True, loads_weights=False)
     from weft.train.estimate import measure_run
 
     return measure_run(plan, seconds)
@@ -197,31 +193,27 @@ def loading_speed(
     data: str | Path | None = None,
     model: str | None = None,
     *,
-    recipe: str | Path | None = None,
-    settings: Mapping[str, Any] | None = None,
     seconds: float = 5.0,
     quiet: bool = False,
-    **given: Any,
+    **arguments: Any,
 ) -> Loading:
     """Measure how fast the training images of the run that `train` would start are loaded, by number of processes.
 
     Writes no files, and loads no weights.
 
     Args:
-        data, model, recipe, settings, quiet: as in `train`.
+        data, model, quiet, arguments: as in `find_lr`.
         seconds: time for each number of processes, above 0.
-        given: other arguments of `train` that are settings, such as `img_size`.
 
     Raises:
         UsageError, DataError: as in `train`; or several processes.
     """
     if not 0 < seconds < math.inf:
         raise UsageError(f"seconds must be above 0 and finite; got {seconds}.")
-    request = Request(data, recipe, settings, {"model": model, **given})
-    plan = dataclasses.replace(_prepared(request), loads_weights=False)
+    plan = _prepared(_request(data, model, arguments), loads_weights=False)
     if plan.runtime.world > 1:
         raise UsageError(f"weft data bench runs in one process; got {plan.runtime.world}. Omit torchrun.")
-    from weft.train.loading import measure_loading
+    from weft.train.estimate import measure_loading
 
     return measure_loading(plan, seconds)
 
@@ -232,36 +224,30 @@ def preview(
     model: str | None = None,
     *,
     out: str | Path,
-    recipe: str | Path | None = None,
-    settings: Mapping[str, Any] | None = None,
-    from_scratch: bool = False,
     force: bool = False,
     quiet: bool = False,
-    **given: Any,
+    **arguments: Any,
 ) -> Path:
     """Draw training images as the network receives them in the first epochs: cropped, augmented and mixed.
 
     Args:
-        data, model, recipe, settings, from_scratch, quiet: as in `train`.
+        data, model, quiet, arguments: as in `find_lr`.
         out: file to write; `.png`, `.pdf`, `.svg` or another format of matplotlib.
         force: overwrite an existing file.
-        given: other arguments of `train` that are settings, such as `img_size`.
 
     Raises:
         UsageError: `out` exists or has an unsupported format; and as in `train`.
         DataError: as in `train`.
         StorageError: the file cannot be written.
     """
-    path, more = Path(out), {"model": model, **given}
-    request = Request(data, recipe, settings, more, from_scratch=from_scratch, option="--preview FILE")
+    path, request = Path(out), _request(data, model, arguments, "--preview FILE")
     if is_first_process():
         _check_image_file(path, str(request.resolved.data.source), force=force)
-    plan = _prepared(request, measure=False)
+    plan = _prepared(request, measure=False, loads_weights=False)
     if plan.runtime.is_main:
         from weft.train.augment_preview import augmented_figure
 
-        network = dataclasses.replace(plan, loads_weights=False).network  # the weights are not used
-        figure = augmented_figure(plan.recipe, plan.splits, network)
+        figure = augmented_figure(plan.recipe, plan.splits, plan.network)
         with writing(path.parent):
             path.parent.mkdir(parents=True, exist_ok=True)
             figure.savefig(path, dpi=120)
@@ -269,13 +255,14 @@ def preview(
     return path
 
 
-def _check_image_file(path: Path, source: str, *, force: bool) -> None:
-    """Check that a preview can be written.
+def _request(data: str | Path | None, model: str | None, arguments: dict[str, Any], option: str = "") -> Request:
+    """Return the request of other arguments of `train` than its first two."""
+    named = {name: arguments.pop(name) for name in ("recipe", "settings", "from_scratch") if name in arguments}
+    return Request(data, given={"model": model, **arguments}, option=option, **named)
 
-    Raises:
-        UsageError: the file exists, is in the dataset, or has an unsupported format.
-        StorageError: its directory cannot be written to.
-    """
+
+def _check_image_file(path: Path, source: str, *, force: bool) -> None:
+    """Check that a preview can be written to a file."""
     if path.exists() and not (force and path.is_file()):
         raise UsageError(f"--preview must name a new file; {path} exists already. Pass --force or another name.")
     from matplotlib.backend_bases import FigureCanvasBase  # takes a second
@@ -295,21 +282,11 @@ def _planned(request: Request) -> Plan:
     return make_plan(request)
 
 
-def _with_steps(request: Request) -> Plan:
-    """Return the plan of `_prepared`; raise UsageError for a recipe without training steps."""
-    if request.resolved.epochs == 0:
+def _prepared(request: Request, *, needs_steps: bool = False, measure: bool = True, loads_weights: bool = True) -> Plan:
+    """Return the plan of the run that a request starts, of which no step is trained here, and print its notes."""
+    if needs_steps and request.resolved.epochs == 0:
         raise UsageError(f"{request.option} tries training steps; got epochs 0, which has none. Pass --epochs N.")
-    return _prepared(request)
-
-
-def _prepared(request: Request, *, measure: bool = True) -> Plan:
-    """Return the plan of the run that a request starts, and print its notes.
-
-    Args:
-        request: what the user asked for.
-        measure: time training steps for a batch size and a precision of `auto`.
-    """
-    plan = _planned(request).measured(measure=measure)
+    plan = dataclasses.replace(_planned(request).measured(measure=measure), loads_weights=loads_weights)
     for note in plan.notes:
         say(note)
     return plan
@@ -326,13 +303,7 @@ def _finished(run: Run) -> RunResult:
 
 @contextlib.contextmanager
 def _reserved(plan: Plan, out: str | Path | None, *, force: bool) -> Iterator[Path]:
-    """Lock the directory of a new run in the first process; yields the directory in all.
-
-    Args:
-        plan: of the run.
-        out: the directory, checked; None for runs/NAME or runs/MODEL-DATA, numbered if it exists.
-        force: replace an existing run.
-    """
+    """Lock the directory of a new run in the first process; yields the directory in all."""
     recipe, path, data = plan.recipe, Path(out or ""), str(plan.recipe.data.source)
     if out is None:
         path = Path("runs") / (recipe.name or file_name(f"{recipe.model}-{Path(data).resolve().name}"))
@@ -377,4 +348,4 @@ def _resume(
     with locked(out) if runtime.is_main else contextlib.nullcontext():
         recipe = dataclasses.replace(saved.recipe, precision=runtime.precision)  # that of an override may be `auto`
         plan = Plan(recipe, open_splits(recipe), runtime, loads_weights=False)
-        return _finished(begin.resume(plan, saved, out, stop, trackers))
+        return _finished(begin.resume(plan, saved, stop, trackers))

@@ -30,7 +30,7 @@ from weft.reading import parse_json
 from weft.runs.directory import EpochRow
 from weft.text import reason_of
 from weft.train.environment import MachineRecord
-from weft.train.meter import Count, Meter
+from weft.train.loop import Count, Meter
 
 FORMAT = "2"
 
@@ -141,19 +141,6 @@ def newest_step(folder: Path) -> int | None:
     return None if newest is None else int(newest.stem.rpartition("-")[2])
 
 
-def newest_text(out: Path, whole: Path) -> str:
-    """Return a sentence that names the newest saved state of a run, and how to resume from it.
-
-    Args:
-        out: the run directory.
-        whole: the run directory to resume: `out`, or that of the cross-validation.
-    """
-    newest = newest_step(out / "state")
-    if newest is None:
-        return "No state was saved yet: start the run again."
-    return f"The newest saved state is of step {newest}; resume with: weft train --resume {whole}"
-
-
 def skipped_text(skipped: Mapping[Path, str]) -> str:
     """Format states that are not valid with their reasons, a sentence each, each after a space."""
     return "".join(f" {path.stem}: {reason.rstrip('.')}." for path, reason in skipped.items())
@@ -182,11 +169,7 @@ def _states(folder: Path) -> list[Path]:
 
 
 def _load_verified(path: Path) -> tuple[RunState, dict[str, Tensor]]:
-    """Load a state and verify its checksum.
-
-    Raises:
-        ValueError, OSError: the state is damaged or cannot be read.
-    """
+    """Load a state and verify its checksum; raise ValueError or OSError if it is damaged or cannot be read."""
     data = path.read_bytes()
     try:
         tensors = load(data)

@@ -24,10 +24,8 @@ from weft.deploy.runtimes import (
     openvino_core,
     run_file,
 )
-from weft.errors import need
 from weft.machine.processor import has_int8, onednn_flags
 
-NEEDS = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "openvino": ("openvino", "onnx", "onnxscript")}
 OPSET = 20
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 WEIGHT_BITS = 7  # of int8: see `quantized`
@@ -52,15 +50,6 @@ class Cast(nn.Module):
         return self.network(images.to(self.dtype)).float()
 
 
-def check_tools(format: str, precision: str) -> None:
-    """Check that the packages are installed that an export needs.
-
-    Raises:
-        UsageError: one is not.
-    """
-    need("deploy", *NEEDS.get(format, ()), *(("nncf",) if (format, precision) == ("openvino", "int8") else ()))
-
-
 def write_graph(
     network: nn.Module,
     file: Path,
@@ -80,11 +69,7 @@ def write_graph(
 
     Returns:
         A function from images (b c h w) to logits (b num_classes), float32 arrays.
-
-    Raises:
-        UsageError: a package is not installed.
     """
-    check_tools(format, precision)
     if format == "torch":
         return _write_torch(network, file, precision, size)
     if format == "onnx":
@@ -92,19 +77,15 @@ def write_graph(
         _to_onnx(converted, file, size)
         if precision == "int8":
             quantize_onnx(file, calibration)
-        return _infer(file, format, precision)
-    openvino = importlib.import_module("openvino")
-    onnx_file = file.with_name("between.onnx")
-    _to_onnx(network, onnx_file, size)
-    graph = openvino_core().read_model(str(onnx_file))  # not convert_model, which sends telemetry
-    onnx_file.unlink()
-    if precision == "int8":
-        graph = quantized(graph, calibration)
-    openvino.save_model(graph, str(file), compress_to_fp16=precision == "fp16")
-    return _infer(file, format, precision)
-
-
-def _infer(file: Path, format: str, precision: str) -> Infer:
+    else:
+        onnx_file = file.with_name("between.onnx")
+        _to_onnx(network, onnx_file, size)
+        graph = openvino_core().read_model(str(onnx_file))  # not convert_model, which sends telemetry
+        onnx_file.unlink()
+        if precision == "int8":
+            graph = quantized(graph, calibration)
+        openvino = importlib.import_module("openvino")
+        openvino.save_model(graph, str(file), compress_to_fp16=precision == "fp16")
     model = run_file(file, format, precision, fixed=0)
     return lambda images: model.run(images).logits
 
@@ -122,10 +103,8 @@ def _to_onnx(network: nn.Module, file: Path, size: tuple[int, ...]) -> None:
             verbose=False,
         )
     assert program is not None
-    for (
-        node
-    ) in program.model.graph.all_nodes():  # remove stack traces: they contain local paths, and are half of a small file
-        node.metadata_props.clear()
+    for node in program.model.graph.all_nodes():
+        node.metadata_props.clear()  # stack traces, which contain local paths, and are half of a small file
     program.save(str(file), external_data=False)
 
 

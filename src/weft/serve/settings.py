@@ -170,7 +170,8 @@ class Settings:
     @property
     def is_private(self) -> bool:
         """Whether the service is reachable from this machine only."""
-        return is_loopback(self.host)
+        address = _address(self.host)
+        return self.host == "localhost" or (address is not None and address.is_loopback)
 
     def accepts_host(self, name: str) -> bool:
         """Return whether a Host header may have this host name or address.
@@ -182,19 +183,14 @@ class Settings:
         name = name.lower().strip("[]")
         if name in (*LOOPBACK, self.host.lower(), *(known.lower() for known in self.names)):
             return True
-        return not self.is_private and _is_address(name)
+        return not self.is_private and _address(name) is not None
 
 
-def is_loopback(host: str) -> bool:
-    """Return whether a host name or address is a loopback address."""
-    return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host.strip("[]")).is_loopback)
-
-
-def _is_address(host: str) -> bool:
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        return bool(ipaddress.ip_address(host.strip("[]")))
+        return ipaddress.ip_address(host.strip("[]"))
     except ValueError:
-        return False
+        return None
 
 
 def _is_network(text: str) -> bool:

@@ -61,7 +61,8 @@ class Work:
         self.done = self._done_at_start = 0.0
         self._began = self._printed_at = now()
         self._whole = name, self._began
-        self._output = notebook.LiveOutput() if self._is_in_cell(console) else None
+        is_in_cell = console is None and not self.quiet and not _shown and notebook.in_notebook()
+        self._output = notebook.LiveOutput() if is_in_cell else None
         self._bar = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),
@@ -75,9 +76,6 @@ class Work:
         self._has_lines = not self.quiet and not self.console.is_terminal
         self._ended, self._lock = threading.Event(), threading.Lock()
         self._ticker = threading.Thread(target=self._tick, daemon=True) if self._has_lines or self._output else None
-
-    def _is_in_cell(self, console: Console | None) -> bool:
-        return console is None and not self.quiet and not _shown and notebook.in_notebook()
 
     def __enter__(self) -> Self:
         self._bar.start()

@@ -245,6 +245,7 @@ def test_a_directory_of_exports_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     opened = open_model(tmp_path / "out")
     assert name_of(opened) == f"{report.format}-{report.precision}"
     assert opened.info.classes == list(CLASSES)
+    assert Predictor(opened).predict([]) == []
     images = np.random.default_rng(0).standard_normal((2, 3, 32, 32), dtype=np.float32)
     np.testing.assert_allclose(opened.run(images).logits, TorchModel(network).run(images).logits, rtol=1e-3, atol=1e-3)
 

@@ -68,7 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code; errors that the input causes are one line on stderr."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # for names that the terminal cannot show
-            stream.reconfigure(encoding=_encoding_of(stream), errors="backslashreplace")
+            is_file = IS_WINDOWS and not stream.isatty()  # the default for files and pipes there holds few letters
+            stream.reconfigure(encoding="utf-8" if is_file else stream.encoding, errors="backslashreplace")
     if sys.__stderr__ is not None and not faulthandler.is_enabled():
         faulthandler.enable(sys.__stderr__)  # prints the Python stack if a library crashes
     try:
@@ -98,11 +99,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stop.code, str):
             return _complain(stop.code, 1)
         return stop.code or 0
-
-
-def _encoding_of(stream: io.TextIOWrapper) -> str:
-    """Return the encoding of an output: UTF-8 for files and pipes on Windows, whose default holds few letters."""
-    return "utf-8" if IS_WINDOWS and not stream.isatty() else stream.encoding
 
 
 def command_line() -> App:

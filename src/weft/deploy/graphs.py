@@ -10,6 +10,7 @@ import os
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -138,14 +139,14 @@ def quantize_onnx(file: Path, calibration: Iterable[np.ndarray], bits: int = WEI
     import_onnx_runtime()
     tools = importlib.import_module("onnxruntime.quantization")
     shape_inference = importlib.import_module("onnxruntime.quantization.shape_inference")
-    preprocessed = file.with_name("plain.onnx")
+    preprocessed, images = file.with_name("plain.onnx"), ({"images": array} for array in calibration)
     with _quiet():
         shape_inference.quant_pre_process(str(file), str(preprocessed), skip_symbolic_shape=True)
         classifier = onnx_classifier(importlib.import_module("onnx").load(str(preprocessed)).graph)
         tools.quantize_static(
             str(preprocessed),
             str(file),
-            _CalibrationReader(calibration),
+            SimpleNamespace(get_next=lambda: next(images, None)),  # a CalibrationDataReader
             per_channel=True,
             op_types_to_quantize=QUANTIZED,
             nodes_to_exclude=[] if classifier is None else [classifier[0].name],
@@ -155,17 +156,6 @@ def quantize_onnx(file: Path, calibration: Iterable[np.ndarray], bits: int = WEI
             extra_options={"OpTypesToExcludeOutputQuantization": ["MatMul", "Gemm"]},
         )
     preprocessed.unlink()
-
-
-class _CalibrationReader:
-    """Calibration images in the interface of ONNX Runtime's CalibrationDataReader."""
-
-    def __init__(self, calibration: Iterable[np.ndarray]) -> None:
-        self.images = iter(calibration)
-
-    def get_next(self) -> dict[str, np.ndarray] | None:
-        images = next(self.images, None)
-        return None if images is None else {"images": images}
 
 
 def quantized(graph: Any, calibration: Iterable[np.ndarray], smooth: bool = False, bits: int = WEIGHT_BITS) -> Any:

@@ -18,7 +18,7 @@ from weft.recipes.schema import ImageSize, Threads
 TOKEN = "WEFT_TOKEN"  # environment variable with the token
 MAX_BATCH = 32  # images per forward pass, where no number is set
 LARGEST_BATCH = 4096  # that can be set
-CONNECTIONS, CONNECTION_BYTES = 1000, 512 << 10  # per process; unread bytes and buffers of one connection
+CONNECTIONS = 1000  # per process
 HELD_BYTES = 256 << 20  # of all bodies that are being received or decoded; of forms there is a second copy
 # of one decoder process; the most that was measured for 400 kinds of files is 22 bytes per pixel, for a WebP with alpha
 DECODER_BYTES, DECODER_BYTES_PER_PIXEL = 64 << 20, 32
@@ -160,12 +160,6 @@ class Settings:
     def decoder_memory(self) -> int:
         """Limit on the memory of one decoder process, in bytes beyond what it uses at rest."""
         return DECODER_BYTES + DECODER_BYTES_PER_PIXEL * self.max_pixels
-
-    @property
-    def max_memory(self) -> int:
-        """Maximum memory that requests can make the service use, in bytes beyond what it uses at rest."""
-        held = 2 * max(HELD_BYTES, self.max_bytes)
-        return self.workers * (held + CONNECTIONS * CONNECTION_BYTES + self.decoder_count * self.decoder_memory)
 
     @property
     def is_private(self) -> bool:

@@ -361,6 +361,7 @@ def test_the_instructions_of_the_processor_decide_what_is_expected_of_a_precisio
     reasons = [formats.unsuitable("openvino", precision, has_data=True) for precision in ("fp32", "bf16", "int8")]
     assert reasons == [None, bf16_refused, None]
     for format, precision, words in (
+        ("torch", "fp32", None),
         ("openvino", "fp32", None),
         ("openvino", "bf16", bf16_note),
         ("openvino", "int8", int8_note),

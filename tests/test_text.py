@@ -93,13 +93,6 @@ def test_a_class_name_is_no_formula_in_the_csv_of_predictions(tmp_path, capsys):
     assert all(0 <= float(row[3]) <= 1 for row in rows[1:])
 
 
-def test_the_help_of_csv_says_which_texts_it_changes(capsys):
-    for verb in ("predict", "similar", "evaluate"):
-        assert main([verb, "--help"]) == 0
-        shown = " ".join(capsys.readouterr().out.replace("│", "").split())
-        assert "formula (first character = + - @) gets a leading apostrophe" in shown
-
-
 @pytest.mark.slow
 def test_hostile_names_reach_no_terminal_as_they_are(tmp_path, capsys):
     """Of tensors, models, settings, files and folders; through the verbs that show them."""

@@ -282,11 +282,7 @@ def new_directory(path: Path, owned: Sequence[str] = (), *, force: bool) -> Iter
 
 @contextlib.contextmanager
 def _locked(temporary: Path, path: Path) -> Iterator[None]:
-    """Lock the directory that becomes `path`. Another process may have settled it as a leftover just before.
-
-    Raises:
-        TakenError: it has.
-    """
+    """Lock the directory that becomes `path`, unless another process has settled it as a leftover just before."""
     with contextlib.ExitStack() as stack:
         try:
             is_locked = stack.enter_context(lock_directory(temporary))
@@ -318,11 +314,7 @@ def _swap(temporary: Path, path: Path) -> None:
 
 
 def _settle_leftovers(path: Path) -> None:
-    """Settle what processes that were killed while they wrote a directory have left next to it.
-
-    Raises:
-        TakenError: a process writes it now.
-    """
+    """Settle what processes that were killed while they wrote a directory have left, unless one writes it now."""
     for entry in path.parent.iterdir() if path.parent.is_dir() else ():
         match = _TEMPORARY.fullmatch(entry.name)
         if match is None or match["name"] != path.name or not entry.is_dir():

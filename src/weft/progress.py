@@ -14,8 +14,7 @@ from types import TracebackType
 from typing import ParamSpec, Self, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
-from rich.text import Text
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
 from weft.errors import is_installed
 from weft.report import notebook
@@ -62,23 +61,21 @@ class Work:
         self.done = self._done_at_start = 0.0
         self._began = self._printed_at = now()
         self._whole = name, self._began
-        self._output = notebook.LiveOutput() if self._is_in_cell(console) else None
+        is_in_cell = console is None and not self.quiet and not _shown and notebook.in_notebook()
+        self._output = notebook.LiveOutput() if is_in_cell else None
         self._bar = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
-            _State(self),
+            TextColumn("{task.fields[work].state}", style="cyan", markup=False),
             console=self.console,
             transient=True,
             disable=self.quiet or not self.console.is_terminal or bool(_shown),  # one bar at a time
         )
-        self._task = self._bar.add_task(one_line(name), total=total)
+        self._task = self._bar.add_task(one_line(name), total=total, work=self)
         self._has_lines = not self.quiet and not self.console.is_terminal
         self._ended, self._lock = threading.Event(), threading.Lock()
         self._ticker = threading.Thread(target=self._tick, daemon=True) if self._has_lines or self._output else None
-
-    def _is_in_cell(self, console: Console | None) -> bool:
-        return console is None and not self.quiet and not _shown and notebook.in_notebook()
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -118,7 +115,7 @@ class Work:
         """Begin the next part of the task: its units and its time count from 0."""
         self.name, self.total, self.done, self._done_at_start, self._began = name, total, 0.0, 0.0, self.now()
         self._bar.remove_task(self._task)
-        self._task = self._bar.add_task(one_line(name), total=total)
+        self._task = self._bar.add_task(one_line(name), total=total, work=self)
 
     def begin_at(self, done: float) -> None:
         """Set the number of units that an earlier process has finished; they do not count for the rate."""
@@ -143,6 +140,11 @@ class Work:
             else:
                 self._output.show(text, self.done, self.total)
 
+    @property
+    def state(self) -> str:
+        """The current text."""
+        return self.text()
+
     def text(self, *, is_end: bool = False) -> str:
         """Return the state: units, elapsed time, time left and rate, as far as they are known."""
         elapsed, gained = self.now() - self._began, self.done - self._done_at_start
@@ -157,17 +159,6 @@ class Work:
             if self.unit:
                 parts.append(rate(gained / elapsed, self.unit))
         return ", ".join(parts)
-
-
-class _State(ProgressColumn):
-    """State of a task, as in the lines of a log."""
-
-    def __init__(self, work: Work) -> None:
-        super().__init__()
-        self.work = work
-
-    def render(self, task: Task) -> Text:
-        return Text(self.work.text(), style="cyan")
 
 
 def say(text: str, *, always: bool = False) -> None:

@@ -189,20 +189,3 @@ def test_a_file_of_authors_has_a_time_limit(tmp_path: Path, monkeypatch: pytest.
     path = Path(hub.download_weights(source, tmp_path, files=()))
     assert path.read_bytes() == b"weights"
     assert limits == [hub_client.REPLY_SECONDS]
-
-
-def test_other_users_of_the_hub_in_this_process_keep_their_setting(
-    unreachable: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While the cache alone is used, since the hub cannot be reached."""
-    seen: list[bool] = []
-    download = hub_client.hf_hub_download
-
-    def fetch(*args: object, **more: object) -> object:
-        seen.append(constants.HF_HUB_OFFLINE)
-        return download(*args, **more)
-
-    monkeypatch.setattr(hub_client, "hf_hub_download", fetch)
-    with pytest.raises(CheckpointError, match="the hub cannot be reached"):
-        weft.create_model("resnet18.a1_in1k", pretrained=True)
-    assert seen == [False, False]

@@ -95,6 +95,7 @@ def test_evaluate_names_what_it_left_out(trained, tmp_path, capsys):
 
 
 def test_predict(trained, photos, capsys):
+    """As a table. CSV and JSON: tests/contract/test_same_predictions.py."""
     arguments = ["predict", str(trained.out), str(photos / "red" / "00.png"), f"{photos}/blue/0[12].png"]
     assert main([*arguments, "--top-k", "1"]) == 0
     shown = capsys.readouterr()
@@ -102,13 +103,6 @@ def test_predict(trained, photos, capsys):
     rows = [line.split() for line in shown.out.splitlines()]
     assert rows[0] == ["image", "rank", "class", "probability", "unknown"]
     assert [row[2] for row in rows[1:]] == ["red", "blue", "blue"]
-    assert main([*arguments, "--csv", "--top-k", "2"]) == 0
-    answers = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
-    assert [row["rank"] for row in answers] == ["1", "2"] * 3
-    assert answers[0]["class"] == "red"
-    assert main([*arguments, "--json"]) == 0
-    answers = json.loads(capsys.readouterr().out)
-    assert [answer["top"][0]["class"] for answer in answers] == ["red", "blue", "blue"]
 
 
 def test_predict_leaves_out_what_it_cannot_read(trained, photos, tmp_path, capsys):

@@ -17,7 +17,6 @@ from safetensors.torch import save_file
 import weft
 from weft.checkpoints import save_model_dir
 from weft.cli import main
-from weft.cli.app import option_names
 
 THREADS = "--threads must be a whole number at least 1 and at most 1024; got"
 DURATION = "must be a duration such as 10ms, 90s, 45m or 1h30m; got"
@@ -289,13 +288,3 @@ def test_what_torch_must_know_is_refused_before_anything_is_written(
             last = err.splitlines()[-1]
             assert (found, out, last.startswith("weft: "), part in last) == (code, "", True, True), (line, found, err)
     assert sorted(folder.rglob("*")) == before
-
-
-@pytest.mark.parametrize(("name", "places"), [("check", 1), ("review", 1), ("prepare", 2)])
-def test_an_option_of_another_command_is_refused(name: str, places: int, capsys: pytest.CaptureFixture[str]) -> None:
-    options = {command: set(option_names(f"data {command}")) for command in ("check", "review", "prepare")}
-    others = {option for option in set.union(*options.values()) - options[name] if option.startswith("--")}
-    assert len(others) >= 3
-    for option in sorted(others):
-        assert main(["data", name, *["x"] * places, option, "1"]) == 2
-        assert f"Unknown option of weft data {name} '{option}'. Nearest: " in capsys.readouterr().err

@@ -18,7 +18,7 @@ from PIL import Image
 import weft
 import weft.models.registry  # registers weft's models with timm
 from tests.helpers import NANO
-from weft.checkpoints import load_model_dir, save_model_dir
+from weft.checkpoints import save_model_dir
 from weft.checkpoints.resolve import is_path
 from weft.data.library import read_digits
 from weft.errors import UsageError
@@ -217,15 +217,6 @@ def _notes(model: Any) -> dict[str, object]:
     """Return the attributes of a network that are neither torch's nor modules."""
     notes = {key: value for key, value in vars(model).items() if key[0] != "_"}
     return notes | {"feature_info": getattr(model.feature_info, "info", model.feature_info)}
-
-
-def test_weights_replace_all_values_that_loading_leaves_unset(tmp_path: Path) -> None:
-    model = weft.create_model("levit_nano_32", num_classes=3).eval()
-    loaded = load_model_dir(save_model_dir(model, tmp_path / "model"))[0]
-    state = loaded.state_dict()
-    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
-    images = torch.rand(2, 3, 32, 32)
-    assert torch.equal(loaded(images), model(images))
 
 
 def test_names_are_those_of_weft_and_of_timm_and_the_rest_are_paths(

@@ -83,17 +83,6 @@ def test_the_last_block_computes_the_class_row_alone(name, saved):
 
 
 @pytest.mark.parametrize("name", NANO)
-def test_a_batchnorm_that_is_left_out_shows(name):
-    """The control: with one running mean moved after folding, the answers differ, by far more than is allowed."""
-    model = lively(name).double()
-    folded = weft.fold(model)
-    norm = next(module for module in model.modules() if isinstance(module, _BatchNorm))
-    norm.running_mean += 0.1
-    batch = images(model).double()
-    assert (model(batch) - folded(batch)).abs().max() > 1e-8
-
-
-@pytest.mark.parametrize("name", NANO)
 def test_the_original_stays_as_it_is(name):
     model = lively(name, drop_path_rate=0.1).train()
     before = {key: value.clone() for key, value in model.state_dict().items()}

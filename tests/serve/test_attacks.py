@@ -24,7 +24,7 @@ from PIL import Image, ImageCms
 
 from tests.data.pictures import png, progressive
 from tests.serve.running import Running, children, deep_png, is_spawned, picture, running
-from weft.serve.settings import Settings
+from weft.serve.settings import CONNECTIONS, HELD_BYTES, Settings
 
 POST = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/octet-stream\r\n"
 pytestmark = pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="memory is read from /proc")
@@ -108,7 +108,10 @@ def trailers(service: Running) -> int:
     return sent
 
 
-MOST = Settings(run="", max_pixels=12_000_000, decoders=2).max_memory
+SETTINGS = Settings(run="", max_pixels=12_000_000, decoders=2)
+CONNECTION_BYTES = 512 << 10  # unread bytes and buffers of one connection
+# bodies, of forms a second copy; connections; decoders
+MOST = 2 * HELD_BYTES + CONNECTIONS * CONNECTION_BYTES + SETTINGS.decoder_count * SETTINGS.decoder_memory
 
 
 @pytest.fixture(scope="module")

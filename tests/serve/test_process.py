@@ -23,7 +23,6 @@ from tests import forked
 from tests.helpers import examples
 from tests.serve.running import Running, children, picture, read_all, running, saved
 from weft.cli import main
-from weft.train import predict
 
 POST = b"POST /predict HTTP/1.1\r\nHost: localhost\r\n"
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n"
@@ -85,19 +84,6 @@ def status_of(answer: bytes) -> int:
     return int(found[1])
 
 
-def test_parallel_connections_have_the_predictions_of_predict(service, model_dir, tmp_path):
-    for i in range(32):
-        (tmp_path / f"{i:03}.png").write_bytes(picture(i))
-    expected = predict(model_dir, tmp_path)
-    with concurrent.futures.ThreadPoolExecutor(16) as pool:
-        responses = list(pool.map(lambda answer: service.ask(body=Path(answer.image).read_bytes()), expected))
-    for (status, found, _), answer in zip(responses, expected, strict=True):
-        assert status == 200
-        top = found["answers"][0]["top"]
-        assert [item["class"] for item in top] == [name for name, _ in answer.top]
-        assert [item["probability"] for item in top] == pytest.approx([share for _, share in answer.top], abs=1e-4)
-
-
 @pytest.mark.parametrize("path", ["/", "/live", "/ready", "/model", "/metrics", "/page/app.js", "/nowhere"])
 def test_head_is_get_without_its_body(path: str, service: Running) -> None:
     expected, content, headers = service.ask(path)
@@ -127,7 +113,6 @@ WIRE = {
     "another protocol": (GET + b"Connection: close, Upgrade\r\nUpgrade: websocket\r\n\r\n", 200),
     "a NUL in the path": (GET.replace(b"/ ", b"/page/%00 ") + CLOSE, 404),
     "a path out of the page's folder": (GET.replace(b"/ ", b"/page/../../../etc/passwd ") + CLOSE, 404),
-    "another method": (POST.replace(b"POST", b"DELETE") + CLOSE, 405),
 }
 
 

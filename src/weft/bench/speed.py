@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from weft.checkpoints.resolve import is_path, model_dir
 from weft.deploy.choosing import exports_in
+from weft.deploy.formats import check_tools
 from weft.errors import UsageError
 from weft.machine.memory import available_gib
 from weft.machine.processor import bf16_note, has_bf16, num_threads
@@ -128,7 +129,6 @@ def speed(
         import torch
 
         from weft.bench.worker_process import WorkerProcess
-        from weft.deploy.graphs import check_tools
         from weft.machine.runtime import NO_CUDA
 
     if device == "cuda" and not torch.cuda.is_available():

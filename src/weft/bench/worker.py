@@ -32,6 +32,7 @@ from weft.errors import UsageError, WeftError
 from weft.machine.memory import is_out_of_memory, keep_memory, release_memory
 from weft.models.base import Backbone
 from weft.models.contract import resized
+from weft.progress import quietly
 
 CALIBRATION = 32  # random images to calibrate int8: enough to measure its speed, not its accuracy
 
@@ -73,8 +74,9 @@ def build(model: str, way: str, precision: str, device: str, img_size: int | tup
     """
     keep_memory()
     network: Any
-    if is_path(model) and exports_in(folder := model_dir(model)):
-        export = open_export(folder, log=lambda text: None)
+    with quietly():  # the parent prints the notes
+        export = open_export(folder) if is_path(model) and exports_in(folder := model_dir(model)) else None
+    if export is not None:
         size = export.info.pretrained_cfg["input_size"]
         return Subject(_on_tensors(export), export.info.runtime, export.info.precision, device, size)
     if is_path(model):

@@ -51,9 +51,9 @@ class PretrainedCfg(TypedDict, total=False):
 class ExportRecord(TypedDict):
     """Description of an export; see `weft.deploy.exporting`."""
 
-    version: int
-    format: str
-    precision: str
+    version: Literal[1]
+    format: Literal["onnx", "openvino", "torch"]
+    precision: Literal["fp32", "fp16", "bf16", "int8"]
     input: tuple[Annotated[int, Field(ge=1, le=64)], Size, Size]
     sha256: dict[str, Sha256]
     weights_sha256: NotRequired[Sha256]

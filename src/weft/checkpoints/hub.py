@@ -184,7 +184,7 @@ def download_weights(
 
 def _fetch_file(url: str, cache_dir: str | Path | None) -> Path:
     """Download a file or take it from the cache; verify it by the sha256 in its name."""
-    path = _path_of(url, cache_dir)
+    path = Path(cache_dir or Path(torch.hub.get_dir()) / "checkpoints") / url.rpartition("/")[2]
     sha256 = path.stem.rpartition("-")[2]
     if path.is_file() and sha256_of(path).startswith(sha256):
         return path
@@ -196,11 +196,6 @@ def _fetch_file(url: str, cache_dir: str | Path | None) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     write_file(path, content)
     return path
-
-
-def _path_of(url: str, cache_dir: str | Path | None = None) -> Path:
-    """Return where the file of a URL is cached."""
-    return Path(cache_dir or Path(torch.hub.get_dir()) / "checkpoints") / url.rpartition("/")[2]
 
 
 def public_weights(name: str) -> PublicWeights | None:
@@ -223,8 +218,10 @@ def printed_row(name: str) -> Printed | None:
 
 def is_cached(name: str, cache_dir: str | Path | None = None) -> bool:
     """Return whether the hub's cache has the public weights of a model."""
-    weights = public_weights(name)
-    return weights is not None and _is_in_hub_cache(weights.repo, cache_dir)
+    weights, folder = public_weights(name), None if cache_dir is None else str(cache_dir)
+    if weights is None or not weights.repo:
+        return False
+    return any(isinstance(try_to_load_from_cache(weights.repo, file, folder), str) for file in FILES)
 
 
 def source_of(name: str) -> str:
@@ -233,8 +230,3 @@ def source_of(name: str) -> str:
         return f"of {name} in the package {PROJECT} ({SOURCE})"
     weights = public_weights(name)
     return weights.repo if weights is not None and weights.repo else f"of {name}"
-
-
-def _is_in_hub_cache(repo: str, cache_dir: str | Path | None = None) -> bool:
-    folder = None if cache_dir is None else str(cache_dir)
-    return bool(repo) and any(isinstance(try_to_load_from_cache(repo, file, folder), str) for file in FILES)

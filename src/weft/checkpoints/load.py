@@ -217,11 +217,7 @@ def _layout_for(model: nn.Module, theirs: State) -> Layout:
 
 
 def _checked_switches(model: Any, layout: Layout, theirs: State, switches: Literal["check", "ignore"]) -> str:
-    """Check that a model computes what the network of a state dict does, as far as no tensor shows it.
-
-    Returns:
-        The call that builds a model for all that tensors show; '' if every model of the family has it.
-    """
+    """Check what no tensor shows of a network; return the call that builds one for all that tensors show, if any."""
     wanted, built = layout.switches(theirs), getattr(model, "arguments", {})
     known = [name for name in layout.hidden if name in wanted and name in built]  # a subclass may have other arguments
     wrong = {name: wanted[name] for name in known if built[name] != wanted[name]}

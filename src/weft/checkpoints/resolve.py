@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from weft.checkpoints.config import CHOICE, CONFIG, WEIGHTS
+from weft.checkpoints.config import CHOICE, CONFIG
 from weft.errors import CheckpointError
 from weft.lazy import LazyModule
 from weft.models.families import VARIANTS, nearest_names
@@ -18,7 +18,6 @@ from weft.models.families import VARIANTS, nearest_names
 timm: Any = LazyModule("timm")
 
 PREFIX = "hf-hub:"  # as in timm
-GRAPHS = (".onnx", ".xml", ".pt2")  # files of a single export
 
 
 def find_model(run: str | Path) -> Path | str:
@@ -64,16 +63,11 @@ def model_dir(run: str | Path) -> Path:
         from weft.checkpoints.hub_client import fetch_model_dir  # imports torch
 
         return fetch_model_dir(str(run).removeprefix(PREFIX))
-    if (directory := local_model_dir(run)) is None:
-        raise CheckpointError(_no_model_in(Path(run)))
-    return directory
-
-
-def local_model_dir(run: str | Path) -> Path | None:
-    """Return the model directory of a run (its best model), or a directory of a model or exports itself; None: none."""
     path = Path(run)
-    places = ((path / "best", CONFIG), (path, CONFIG), (path, CHOICE))
-    return next((folder for folder, file in places if (folder / file).exists()), None)
+    for folder, file in ((path / "best", CONFIG), (path, CONFIG), (path, CHOICE)):
+        if (folder / file).exists():
+            return folder
+    raise CheckpointError(_no_model_in(path))
 
 
 def is_path(run: str | Path) -> bool:
@@ -84,19 +78,11 @@ def is_path(run: str | Path) -> bool:
 
 def _no_model_in(path: Path) -> str:
     """Return why a path has no model, and what to do."""
-    if path.suffix in GRAPHS and path.is_file():
-        return (
-            f"{path} is an export for other programs, without its classes and preprocessing. Pass an export directory:"
-            " weft export RUN DIR --format onnx (or openvino)."
-        )
     if path.is_file():
         return (
             f"A model must be a directory; {path} is a file. Convert weights to a model directory: weft convert {path}"
-            " DIR --model NAME"
+            " DIR --model NAME. Of a file that weft export wrote, pass a directory: weft export RUN DIR"
         )
-    for folder in (path / "best", path):
-        if (folder / WEIGHTS).is_file():
-            return f"A model directory must hold {CONFIG} and {WEIGHTS}; {folder} has no {CONFIG}. Copy it again."
     if (path / "recipe.yaml").is_file():
         return (
             f"A run directory must have best/{CONFIG}; {path} has none: its training has not finished an epoch, or the"

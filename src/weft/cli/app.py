@@ -35,7 +35,7 @@ from cyclopts.exceptions import UnknownCommandError, UnknownOptionError
 
 from weft.cli.options import PANELS, Machine, Plugins, Shown, typed
 from weft.errors import StorageError, UsageError, WeftError, install_command, is_installed, unknown
-from weft.machine.memory import is_out_of_memory, keep_memory, out_of_memory_text
+from weft.machine.memory import keep_memory, known_error
 from weft.machine.processor import limit_threads, set_num_threads
 from weft.machine.system import IS_WINDOWS, hide_wandb
 from weft.text import one_line
@@ -68,15 +68,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code; errors that the input causes are one line on stderr."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # for names that the terminal cannot show
-            stream.reconfigure(encoding=_encoding_of(stream), errors="backslashreplace")
+            is_file = IS_WINDOWS and not stream.isatty()  # the default for files and pipes there holds few letters
+            stream.reconfigure(encoding="utf-8" if is_file else stream.encoding, errors="backslashreplace")
     if sys.__stderr__ is not None and not faulthandler.is_enabled():
         faulthandler.enable(sys.__stderr__)  # prints the Python stack if a library crashes
     try:
         with _signals_as_exit():
             keep_memory()
             return _run(list(sys.argv[1:] if argv is None else argv))
-    except WeftError as error:
-        return _complain(str(error), error.exit_code)
     except BrokenPipeError:  # the reader of the pipe has closed it, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -91,20 +90,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0  # a closed pipe there
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
             return _complain(str(error), StorageError.exit_code)
-        if not is_out_of_memory(error):
+        if (known := known_error(error)) is None:
             raise
-        return _complain(out_of_memory_text(error), WeftError.exit_code)
+        return _complain(str(known), known.exit_code)
     except KeyboardInterrupt as stop:
         return _complain(str(stop) or "interrupted.", _INTERRUPTED)
     except SystemExit as stop:  # --help, --version, SIGTERM
         if isinstance(stop.code, str):
             return _complain(stop.code, 1)
         return stop.code or 0
-
-
-def _encoding_of(stream: io.TextIOWrapper) -> str:
-    """Return the encoding of an output: UTF-8 for files and pipes on Windows, whose default holds few letters."""
-    return "utf-8" if IS_WINDOWS and not stream.isatty() else stream.encoding
 
 
 def command_line() -> App:
@@ -292,11 +286,7 @@ def _run(words: list[str]) -> int:
 
 
 def _check_temporary() -> None:
-    """Check that there is a directory for temporary files: libraries look for one when they are imported.
-
-    Raises:
-        StorageError: there is no such directory.
-    """
+    """Check that there is a directory for temporary files: libraries look for one when they are imported."""
     try:
         tempfile.gettempdir()
     except FileNotFoundError as error:

@@ -70,22 +70,16 @@ def check_packages() -> list[dict[str, str]]:
         requirements = [Requirement(text) for text in importlib.metadata.requires(DISTRIBUTION) or []]
     except importlib.metadata.PackageNotFoundError:
         return []
-    required = [need for need in requirements if _applies(need, "")]
     optional = set[str]() if is_installed("torch") else WITH_TORCH
-    rows = [
-        {**_check(need, if_absent="absent" if need.name in optional else "missing"), "extra": ""} for need in required
-    ]
-    for need in requirements:
-        extras = [] if need in required else [name for name in _extras(need) if _applies(need, name)]
-        if extras and need.name != DISTRIBUTION:
+    rows = []
+    for need in sorted(requirements, key=lambda need: not _applies(need, "")):  # those that are required come first
+        names = re.findall(r"extra == ['\"]([\w.-]+)['\"]", str(need.marker or ""))
+        extras = [name for name in dict.fromkeys(names) if name not in DEVELOPMENT and _applies(need, name)]
+        if _applies(need, ""):
+            rows.append({**_check(need, if_absent="absent" if need.name in optional else "missing"), "extra": ""})
+        elif extras and need.name != DISTRIBUTION:
             rows.append({**_check(need, if_absent="absent"), "extra": ", ".join(extras)})
     return rows
-
-
-def _extras(need: Requirement) -> list[str]:
-    """Return the extras that a requirement belongs to, without those for development."""
-    names = re.findall(r"extra == ['\"]([\w.-]+)['\"]", str(need.marker or ""))
-    return [name for name in dict.fromkeys(names) if name not in DEVELOPMENT]
 
 
 def _applies(need: Requirement, extra: str) -> bool:

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from weft.cli import options as opt
 from weft.cli.options import flat, given, in_group, print_json, table
-from weft.deploy.formats import AUTO, FORMATS
+from weft.deploy.formats import AUTO, BATCH_SIZES, FORMATS, precision_note
 
 if TYPE_CHECKING:
     from weft.deploy.verification import ConsideredExport
@@ -61,7 +61,7 @@ def export(
         int8 is calibrated on the training images of --data. An export that loses more than --max-drop points of top-1
         on the held-out images, and more than one image, is deleted, and the exit code is 7.
     """
-    from weft.inference.exports import BATCH_SIZES, export_run
+    from weft.inference.exports import export_run
     from weft.progress import say
 
     report = export_run(
@@ -78,8 +78,6 @@ def export(
     if output.json:
         print_json(report.as_dict())
         return 0
-    from weft.deploy.formats import PACKAGES, precision_note
-    from weft.machine.processor import bf16_note
     from weft.report.intervals import accuracy_text
 
     print(f"{report.out}: {report.format} {report.precision}, {report.bytes / 1e6:.1f} MB")
@@ -91,15 +89,10 @@ def export(
     if report.top1 is not None and report.top1_model is not None:
         print(f"top-1: {accuracy_text(report.top1, report.images)}; of the model: {report.top1_model:.2f} %")
         print(report.drop_text(max_drop))
-    if not report.candidates:
-        if report.format in PACKAGES:
-            text = precision_note(report.format, report.precision)
-        else:
-            text = bf16_note("cpu", report.precision)
-        if text is not None:
-            say(text)
     if report.candidates:
         print("\n" + _table(report.candidates, batch_size or BATCH_SIZES))
+    elif (text := precision_note(report.format, report.precision)) is not None:
+        say(text)
     return 0
 
 

@@ -57,11 +57,7 @@ def models(
 
 
 def _of_timm(name: str, pattern: str) -> list[dict[str, Any]]:
-    """Return the row of a model of timm, or the rows of all that match a pattern, without counts.
-
-    Raises:
-        UsageError: neither weft nor timm has such a model.
-    """
+    """Return the row of a model of timm, or the rows of all that match a pattern, without counts."""
     import timm  # takes seconds
 
     matching = timm.list_models(pattern)
@@ -75,29 +71,12 @@ def _of_timm(name: str, pattern: str) -> list[dict[str, Any]]:
 
 
 def _timm_record(name: str, *, counted: bool) -> dict[str, Any]:
-    """Return a row of a model of timm, with the keys of `record_of`."""
     from timm.models import get_pretrained_cfg
 
     cfg: Any = get_pretrained_cfg(name)
     size = cfg.input_size[-1] if cfg else 224
-    params = macs = None
-    if counted:
-        from weft.bench.cost import cost
-        from weft.models.building import create_model
-
-        params, macs = cost(create_model(name, device="meta"), size)
-    return {
-        "name": name,
-        "family": "timm",
-        "size": size,
-        "params": params,
-        "macs": macs,
-        "top1": None,
-        "top1_source": "",
-        "weights_licence": (cfg.license or "unknown") if cfg and cfg.has_weights else "",
-        "printed_params": None,
-        "printed_macs": None,
-    }
+    row = _counted(name, size) if counted else Printed(size=size)
+    return _record(name, "timm", row, (cfg.license or "unknown") if cfg and cfg.has_weights else "")
 
 
 def _papers(patterns: Sequence[str], *, as_json: bool) -> int:
@@ -198,22 +177,30 @@ def _number(value: float | None) -> str:
 
 def record_of(name: str) -> dict[str, Any]:
     """Return a row of the table, as `--json` prints it."""
-    variant, family, row = VARIANTS[name], family_named(name), row_of(name)
-    if row is None:  # of a plugin
-        from weft.bench.cost import cost
-        from weft.models.building import create_model
+    variant, family = VARIANTS[name], family_named(name)
+    row = row_of(name) or _counted(name, variant.size)  # of a plugin
+    return _record(name, family.name if family else "", row, variant.weights.licence if variant.weights else "")
 
-        row = Printed(size=variant.size, **cost(create_model(name, device="meta"), variant.size)._asdict())
+
+def _counted(name: str, size: int) -> Printed:
+    """Return a row with the parameters and multiply-adds of a model that no paper has."""
+    from weft.bench.cost import cost
+    from weft.models.building import create_model
+
+    return Printed(size=size, **cost(create_model(name, device="meta"), size)._asdict())
+
+
+def _record(name: str, family: str, row: Printed, licence: str) -> dict[str, Any]:
     macs = row.macs_g
     return {
         "name": name,
-        "family": family.name if family else "",
-        "size": variant.size,
+        "family": family,
+        "size": row.size,
         "params": row.params,
         "macs": row.macs,
         "top1": row.top1,
         "top1_source": row.source,
-        "weights_licence": variant.weights.licence if variant.weights else "",
+        "weights_licence": licence,
         "printed_params": None if row.params_m is None else f"{row.params_m:g}M",
         "printed_macs": None if macs is None else f"{macs:g}G" if macs >= 1 else f"{macs * 1000:g}M",
     }

@@ -217,7 +217,7 @@ class Dataset:
 
 
 @flat
-class Sweep:
+class Sweep(Inference, Dataset):
     """Training runs of a comparison or a study: where they run, and their settings."""
 
     engine: Annotated[Literal["local", "ray"], in_group("Machine", metavar="local|ray")] = "local"
@@ -231,14 +231,6 @@ class Sweep:
     ] = None
 
     epochs: str | None = None
-    batch_size: str | None = None
-    img_size: str | None = None
-    device: str | None = None
-    precision: str | None = None
-    workers: str | None = None
-    limit: str | None = None
-    max_pixels: str | None = None
-    follow_links: bool | None = None
 
 
 def pairs(texts: Iterable[str] | None) -> dict[str, str]:

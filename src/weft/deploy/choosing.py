@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.metadata
-import itertools
 import json
 import math
 import os
@@ -26,19 +25,18 @@ from pydantic import Field, TypeAdapter
 from typing_extensions import TypedDict
 
 from weft.checkpoints.config import CHOICE, CONFIG, PREPROCESSING, WEIGHTS, read_config
-from weft.deploy.formats import MAX_BATCH, MAX_SIZES, runs_int8
+from weft.deploy.formats import MAX_BATCH, MAX_SIZES, PACKAGES, runs_int8
 from weft.deploy.model import Model
 from weft.errors import CheckpointError, StorageError, UsageError, WeftError
 from weft.files import cache_file, sha256_of, write_file
 from weft.machine.processor import cpu_flags, cpu_name, has_bf16, limits, num_threads, processor_class
 from weft.models.contract import preprocessing
-from weft.progress import Work
+from weft.progress import Work, say
 from weft.reading import read_json
 from weft.text import printable, reason_of
 
 M = TypeVar("M", bound=Model)
 DISTRIBUTIONS = ("openvino", "onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml")
-BATCH_SIZES = (1, 16)
 ROUNDS = 9  # turns per batch size
 MIN_ROUNDS, SECONDS = 3, 2.0  # after this time, no more than so many turns are started
 MAX_SECONDS = 30.0  # of a measurement that the user did not request; batch sizes that would take longer are left out
@@ -98,12 +96,11 @@ def machine(threads: int | None = None) -> str:
     return printable("; ".join([*processor, *limited, *versions, f"{threads or num_threads()} threads"]))
 
 
-def exports_in(folder: Path, log: Callable[[str], None] = lambda text: None) -> list[Candidate]:
+def exports_in(folder: Path) -> list[Candidate]:
     """Return the exports of a directory: itself, or those of a directory of format auto; none of another directory.
 
     Args:
         folder: a directory.
-        log: called with a message for every export that is skipped.
 
     Raises:
         CheckpointError: config.json or chosen.json is damaged, or no export that chosen.json describes can be read.
@@ -113,12 +110,12 @@ def exports_in(folder: Path, log: Callable[[str], None] = lambda text: None) -> 
         return [] if artefact is None else [Candidate(folder, artefact["format"], artefact["precision"])]
     for path in (folder / read_choice(folder)["chosen"], *_folders([folder])):  # one that is damaged is skipped
         with contextlib.suppress(CheckpointError, OSError):
-            if "artefact" in read_config(path) and (exports := _exports_of(path, [folder], log)):
+            if "artefact" in read_config(path) and (exports := _exports_of(path, [folder])):
                 return exports
     raise CheckpointError(f"{folder} must have an export that can be read; it has none. Export the model again.")
 
 
-def exports_of(model: Path, log: Callable[[str], None] = lambda text: None) -> list[Candidate]:
+def exports_of(model: Path) -> list[Candidate]:
     """Return the exports in or next to a model directory that can replace the model, as expected of their speed.
 
     An export is taken if it was made from the same weights, has the same architecture, classes and preprocessing, and
@@ -126,16 +123,15 @@ def exports_of(model: Path, log: Callable[[str], None] = lambda text: None) -> l
 
     Args:
         model: a model directory.
-        log: called with a message for every export that is skipped.
 
     Raises:
         CheckpointError: config.json of the model is damaged.
     """
     parent = model.parent if model.name not in ("", "..") else Path(os.path.abspath(model)).parent
-    return _exports_of(model, [model, parent, parent / "exports"], log)
+    return _exports_of(model, [model, parent, parent / "exports"])
 
 
-def _exports_of(model: Path, places: Sequence[Path], log: Callable[[str], None]) -> list[Candidate]:
+def _exports_of(model: Path, places: Sequence[Path]) -> list[Candidate]:
     """Return the exports below `places` of the weights of `model`, which is a model directory or an export."""
     config, exports, weights = read_config(model), dict[str, Candidate](), None
     for path in _folders(places):
@@ -146,23 +142,23 @@ def _exports_of(model: Path, places: Sequence[Path], log: Callable[[str], None])
             if _identity(other) != _identity(config):
                 continue  # of another model
             if (path / CONFIG).stat().st_uid != (model / CONFIG).stat().st_uid:
-                log(f"the export {name} is skipped: it belongs to another user than the model.")
+                say(f"the export {name} is skipped: it belongs to another user than the model.")
                 continue
         except OSError:  # not readable, as /root next to /model in a container
             continue
         except CheckpointError as error:
-            log(f"the directory {name} is skipped: {error}")
+            say(f"the directory {name} is skipped: {error}")
             continue
         weights, artefact = weights or _weights_hash(model, config), other["artefact"]
         if artefact.get("weights_sha256") != weights:
-            log(
+            say(
                 f"the export {name} is skipped: it does not record that it was made from these weights. Export the"
                 " model again, or serve the export by its own path."
             )
             continue
         candidate = Candidate(path, artefact["format"], artefact["precision"])
         exports[candidate.name] = candidate
-    return [exports[name] for kind in expected_order() if (name := "-".join(kind)) in exports]
+    return [exports[name] for name in expected_order() if name in exports]
 
 
 def _folders(places: Sequence[Path]) -> Iterator[Path]:
@@ -197,16 +193,17 @@ def _identity(config: dict[str, Any]) -> str:
     return json.dumps(parts, sort_keys=True)
 
 
-def expected_order() -> list[tuple[str, str]]:
-    """Return formats and precisions by the speed that this class of processors leads to expect; ties go by it."""
+def expected_order() -> list[str]:
+    """Return the names of exports by the speed that this class of processors leads to expect; ties go by it."""
 
-    def rank(kind: tuple[str, str]) -> int:
-        format, precision = kind
+    def rank(name: str) -> int:
+        format, _, precision = name.partition("-")
         if precision == "int8":
             return 0 if runs_int8(format) else 3
         return 1 if precision == "bf16" and has_bf16() else 2
 
-    return sorted(itertools.product(("openvino", "onnx"), ("fp32", "bf16", "fp16", "int8")), key=rank)
+    names = (f"{format}-{precision}" for format in PACKAGES for precision in ("fp32", "bf16", "fp16", "int8"))
+    return sorted(names, key=rank)
 
 
 def fastest(
@@ -216,7 +213,6 @@ def fastest(
     *,
     settings: Sequence[object] = (),
     known: str | None = None,
-    log: Callable[[str], None] = lambda text: None,
 ) -> M:
     """Open the fastest of several models. The first call on a machine times them; the choice is stored in the cache.
 
@@ -227,7 +223,6 @@ def fastest(
         settings: anything else that the choice depends on, such as the number of threads. Read that once for all: torch
             can change it when it is imported.
         known: name of the candidate that is known to be the fastest here.
-        log: called with a message for every candidate that is skipped, and with the times.
 
     Raises:
         WeftError: no candidate can be opened.
@@ -246,17 +241,17 @@ def fastest(
             opened[candidate.name] = open(candidate)
         except WeftError as error:  # its runtime is not installed here, or it is damaged
             errors.append(error)
-            log(f"{printable(str(candidate.path))} is skipped: {error}")
+            say(f"{printable(str(candidate.path))} is skipped: {error}")
     if not opened:
         raise errors[0]
     chosen = next(iter(opened))
     if len(opened) > 1:
         seconds, reasons = time_in_turns(opened, batch_sizes, MAX_SECONDS)
         if not all(seconds.values()):
-            log(f"the models cannot be timed here ({next(iter(reasons.values()))}); {chosen} is used.")
+            say(f"the models cannot be timed here ({next(iter(reasons.values()))}); {chosen} is used.")
             return opened[chosen]
         chosen = quickest(seconds)
-        log(f"measured on this machine: {speeds_text(seconds)}. {chosen} is used.")
+        say(f"measured on this machine: {speeds_text(seconds)}. {chosen} is used.")
     if not any(isinstance(error, (CheckpointError, BatchError)) for error in errors):  # which may pass
         remember(key, chosen)
     return opened[chosen]
@@ -299,7 +294,8 @@ def time_in_turns(
     with Work("timing the models"):
         if not math.isinf(max_seconds):
             with contextlib.suppress(BatchError):  # the measurement that follows reports it
-                per_image = [_seconds(lambda: [run_blank(model, 1) for model in models.values()]) for _ in "12"][1]
+                for _ in range(2):  # the first pass also compiles
+                    per_image = sum(_seconds(model, 1) for model in models.values())
         for size in sorted(set(batch_sizes)):
             expected = size * per_image * (2 * MIN_ROUNDS + 1)
             if time.perf_counter() - begin + expected > max_seconds:
@@ -317,11 +313,7 @@ def time_in_turns(
 
 
 def _medians(models: Mapping[str, Model], size: int) -> dict[str, float]:
-    """Return the median time of a batch of each model.
-
-    The first call of a turn is not timed: it follows another model, whose data are in the caches, and whose threads may
-    still wait actively.
-    """
+    """Return the median time of a batch of each model."""
     for model in models.values():
         run_blank(model, size)  # compiles the graph for this size
     times: dict[str, list[float]] = {name: [] for name in models}
@@ -330,14 +322,14 @@ def _medians(models: Mapping[str, Model], size: int) -> dict[str, float]:
         if turn >= MIN_ROUNDS and time.perf_counter() - start > SECONDS:
             break
         for name, model in models.items():
-            run_blank(model, size)
-            times[name].append(max(_seconds(lambda model=model: run_blank(model, size)), 1e-9))
+            run_blank(model, size)  # not timed: the caches have the data of another model, whose threads may still spin
+            times[name].append(max(_seconds(model, size), 1e-9))
     return {name: median(values) for name, values in times.items()}
 
 
-def _seconds(call: Callable[[], object]) -> float:
+def _seconds(model: Model, count: int) -> float:
     begin = time.perf_counter()
-    call()
+    run_blank(model, count)
     return time.perf_counter() - begin
 
 

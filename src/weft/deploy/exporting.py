@@ -17,7 +17,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,19 +30,20 @@ from weft.checkpoints.unknown import FILE as DETECTOR
 from weft.data import Splits
 from weft.deploy import choosing
 from weft.deploy.folding import fold
-from weft.deploy.formats import AUTO, KINDS, SUFFIXES, check_batch_sizes, check_runtimes, checked_format, unsuitable
-from weft.deploy.graphs import OPSET, WEIGHT_BITS, check_tools, write_graph
+from weft.deploy.formats import (
+    AUTO,
+    BATCH_SIZES,
+    KINDS,
+    SUFFIXES,
+    check_batch_sizes,
+    check_tools,
+    checked_format,
+    unsuitable,
+)
+from weft.deploy.graphs import OPSET, WEIGHT_BITS, write_graph
 from weft.deploy.opening import open_one
 from weft.deploy.runtimes import FILES, Infer
-from weft.deploy.verification import (
-    MIN_LOGIT,
-    ConsideredExport,
-    ExportReport,
-    Reference,
-    compare,
-    labelled_batches,
-    verify,
-)
+from weft.deploy.verification import ConsideredExport, ExportReport, Reference, labelled_batches, verify
 from weft.errors import UsageError, VerificationError, WeftError
 from weft.files import flush_folder, new_directory, sha256_of, writing
 from weft.machine.system import rename
@@ -52,7 +53,7 @@ from weft.text import reason_of
 from weft.version import __version__
 
 REPORT = "report.json"
-NAMES = ["-".join(kind) for kind in KINDS]
+NAMES = {"-".join(kind): kind for kind in KINDS}
 CONTENTS = (CONFIG, REPORT, DETECTOR, CHOICE, *NAMES, *(name for names in FILES.values() for name in names))
 CALIBRATION = 300  # images, the default of NNCF
 WRITTEN = " Nothing was written."  # end of a message
@@ -68,7 +69,7 @@ def export(
     data: Splits | None = None,
     label_names: Sequence[str] | None = None,
     max_drop: float = 0.5,
-    batch_sizes: Sequence[int] = choosing.BATCH_SIZES,
+    batch_sizes: Sequence[int] = BATCH_SIZES,
     force: bool = False,
     quiet: bool = False,
 ) -> ExportReport:
@@ -104,7 +105,6 @@ def export(
     exporter = _Exporter(model, label_names, max_drop, data)
     if format == AUTO:
         check_batch_sizes(batch_sizes)
-        check_runtimes()
         with new_directory(path, CONTENTS, force=force) as folder:
             return _export_all(exporter, folder, path, precision, batch_sizes)
     check_tools(format, precision or "fp32")
@@ -113,22 +113,14 @@ def export(
         return exporter.written(folder, path, format, precision or "fp32")
 
 
-@dataclass
 class _Exporter:
-    """Write and verify exports of one model.
+    """Writes and verifies exports of one model. The arguments are those of `export`."""
 
-    Args:
-        model, label_names, max_drop, data: as in `export`.
-    """
-
-    model: nn.Module
-    label_names: Sequence[str] | None
-    max_drop: float
-    data: Splits | None
-    reference: Reference = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.reference = Reference(self.model, self.data, _input_size(self.model))
+    def __init__(
+        self, model: nn.Module, label_names: Sequence[str] | None, max_drop: float, data: Splits | None
+    ) -> None:
+        self.model, self.label_names, self.max_drop, self.data = model, label_names, max_drop, data
+        self.reference = Reference(model, data, _input_size(model))
 
     def written(self, folder: Path, path: Path, format: str, precision: str) -> ExportReport:
         """Write one export to an existing directory, which will be `path`, and verify it."""
@@ -136,7 +128,7 @@ class _Exporter:
             calibration = self._calibration(progress) if precision == "int8" else ()
             infer = write_export(self.model, folder, format, precision, calibration, self.label_names)
             size = sum((folder / name).stat().st_size for name in FILES[format])
-            report = compare(self.reference, infer, path, format, precision, size, progress)
+            report = self.reference.compare(infer, path, format, precision, size, progress)
         verify(report, self.max_drop)
         text = json.dumps(report.as_dict() | {"max_drop": self.max_drop}, indent=2) + "\n"
         (folder / REPORT).write_text(text, encoding="utf-8", newline="\n")
@@ -156,63 +148,49 @@ def _export_all(
     exporter: _Exporter, folder: Path, path: Path, precision: str | None, batch_sizes: Sequence[int]
 ) -> ExportReport:
     """Write all exports that fit this machine, time them, and record the fastest."""
-    kinds = [kind for kind in KINDS if precision in (None, kind[1])]
-    refused = {kind: _impossible(*kind, has_data=exporter.data is not None) for kind in kinds}
+    kinds = {name: kind for name, kind in NAMES.items() if precision in (None, kind[1])}
+    refused = {name: unsuitable(*kind, has_data=exporter.data is not None) for name, kind in kinds.items()}
     if all(refused.values()):
-        text = "; ".join(f"{'-'.join(kind)}: {str(reason).rstrip('.')}" for kind, reason in refused.items())
+        must = "format auto needs an export that is possible on this machine; there is none"
         if precision is not None:
-            raise UsageError(
-                f"precision {precision} must be possible on this machine; it is not. {text}. Leave it out."
-            )
-        raise UsageError(f"format auto needs an export that is possible on this machine; there is none. {text}.")
+            must = f"precision {precision} must be possible on this machine; it is not"
+        raise UsageError(f"{must}. {_listed(refused)}.")
     reports: dict[str, ExportReport] = {}
-    for kind in [kind for kind, reason in refused.items() if reason is None]:
-        name = "-".join(kind)
+    for name in [name for name, reason in refused.items() if reason is None]:
         (folder / name).mkdir()
         try:
-            reports[name] = exporter.written(folder / name, path / name, *kind)
+            reports[name] = exporter.written(folder / name, path / name, *kinds[name])
             continue
         except MemoryError:
-            refused[kind] = "memory does not suffice to make it"
+            refused[name] = "memory does not suffice to make it"
         except VerificationError as error:
-            refused[kind] = str(error).replace(" Pass another --format or --precision.", "").replace(WRITTEN, "")
+            refused[name] = str(error).replace(" Pass another --format or --precision.", "").replace(WRITTEN, "")
         shutil.rmtree(folder / name)
     if not reports:
-        reasons = "; ".join(f"{'-'.join(kind)}: {reason}" for kind, reason in refused.items())
         raise VerificationError(
-            f"One export at least must hold the accuracy of the model; none does. {reasons}{WRITTEN}"
+            f"One export at least must hold the accuracy of the model; none does. {_listed(refused)}.{WRITTEN}"
         )
     seconds = _timed({name: folder / name for name in reports}, batch_sizes)
     chosen = choosing.quickest(seconds)
     choosing.write_choice(folder, {"chosen": chosen, "machine": choosing.machine(), "seconds": seconds})
-    rows = (_row(kind, refused[kind], reports.get("-".join(kind)), seconds.get("-".join(kind), {})) for kind in kinds)
-    return replace(reports[chosen], out=str(path), candidates=tuple(rows))
+    considered = []
+    for name, kind in kinds.items():
+        if (report := reports.get(name)) is None:
+            considered.append(ConsideredExport(*kind, refused[name]))
+        else:
+            times = {str(size): value for size, value in seconds[name].items()}
+            considered.append(ConsideredExport(*kind, None, times, report.relative_difference, report.top1))
+    return replace(reports[chosen], out=str(path), candidates=tuple(considered))
 
 
-def _row(
-    kind: tuple[str, str], refused: str | None, report: ExportReport | None, seconds: Mapping[int, float]
-) -> ConsideredExport:
-    if report is None:
-        return ConsideredExport(*kind, refused)
-    relative = report.max_difference / max(report.max_logit, MIN_LOGIT)
-    return ConsideredExport(*kind, None, {str(size): value for size, value in seconds.items()}, relative, report.top1)
-
-
-def _impossible(format: str, precision: str, *, has_data: bool) -> str | None:
-    """Return why an export is not made here, as a sentence; None if it can be made."""
-    if (reason := unsuitable(format, precision, has_data=has_data)) is not None:
-        return reason
-    try:
-        check_tools(format, precision)
-    except UsageError as error:
-        return str(error)
-    return None
+def _listed(refused: Mapping[str, str | None]) -> str:
+    return "; ".join(f"{name}: {str(reason).rstrip('.')}" for name, reason in refused.items())
 
 
 def _timed(exports: Mapping[str, Path], batch_sizes: Sequence[int]) -> dict[str, dict[int, float]]:
     """Time exports, in the order that is expected of them; a batch size at which one fails is left out."""
-    order = [name for kind in choosing.expected_order() if (name := "-".join(kind)) in exports]
-    seconds, reasons = choosing.time_in_turns({name: open_one(exports[name]) for name in order}, batch_sizes)
+    opened = {name: open_one(exports[name]) for name in choosing.expected_order() if name in exports}
+    seconds, reasons = choosing.time_in_turns(opened, batch_sizes)
     if not all(seconds.values()):
         raise UsageError(
             "The exports must be timed at one batch size at least; memory suffices for none of --batch-size"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
-from weft.errors import UsageError
-from weft.machine.processor import cpu_flags, has_bf16, has_int8, onednn_flags
+from weft.errors import UsageError, need
+from weft.machine.processor import bf16_note, cpu_flags, has_bf16, has_int8, onednn_flags
 
 FORMATS = {  # and their precisions
     "onnx": ("fp32", "fp16", "int8"),
@@ -19,7 +18,9 @@ KINDS = (
     *(("openvino", "fp32"), ("openvino", "bf16"), ("openvino", "int8")),
     *(("onnx", "fp32"), ("onnx", "int8")),
 )  # that it considers
-PACKAGES = {"openvino": "openvino", "onnx": "onnxruntime"}
+PACKAGES = {"openvino": "openvino", "onnx": "onnxruntime"}  # that run an export
+NEEDS = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "openvino": ("openvino", "onnx", "onnxscript")}  # that make it
+BATCH_SIZES = (1, 16)  # at which exports are timed
 MAX_BATCH, MAX_SIZES = 4096, 64
 RUNTIMES = (AUTO, "torch", "openvino", "onnx")  # what a model or one of its exports can run in
 SUFFIXES = {".onnx": "onnx", ".xml": "openvino", ".pt2": "torch"}
@@ -39,22 +40,17 @@ def checked_format(
         UsageError: a value that does not exist, or values that do not fit together.
     """
     suffix = Path(out).suffix
+    of_suffix, formats = SUFFIXES.get(suffix), FORMATS | {AUTO: tuple(dict.fromkeys(kind[1] for kind in KINDS))}
+    format = format or of_suffix or "onnx"
     if suffix in UNSUPPORTED:
         raise UsageError(
             f"The name of an exported file must end in {', '.join(SUFFIXES)}; got {out}. Choose one of them, or a"
             " directory."
         )
-    format = format or SUFFIXES.get(suffix, "onnx")
-    if format not in (*FORMATS, AUTO):
-        raise UsageError(f"format must be one of {', '.join((*FORMATS, AUTO))}; got {format!r}.")
-    if format == AUTO:
-        if suffix in SUFFIXES:
-            raise UsageError(f"format auto writes a directory; got the file name {out}. Pass the name of a directory.")
-        if precision not in (None, "fp32", "bf16", "int8"):
-            raise UsageError(f"precision must be fp32, bf16 or int8 with format auto; got {precision}. Leave it out.")
-    precision = precision or "fp32"
-    if format != AUTO and precision not in FORMATS[format]:
-        supported = "; ".join(f"{name}: {', '.join(precisions)}" for name, precisions in FORMATS.items())
+    if format not in formats:
+        raise UsageError(f"format must be one of {', '.join(formats)}; got {format!r}.")
+    if precision not in (None, *formats[format]):
+        supported = "; ".join(f"{name}: {', '.join(precisions)}" for name, precisions in formats.items())
         raise UsageError(f"precision must be one that the format supports ({supported}); got {precision} for {format}.")
     if precision == "int8" and not has_data:
         raise UsageError(
@@ -62,9 +58,9 @@ def checked_format(
         )
     if not 0 <= max_drop <= 100:
         raise UsageError(f"max_drop must be from 0 to 100 points; got {max_drop}.")
-    if suffix in SUFFIXES and SUFFIXES[suffix] != format:
+    if of_suffix not in (None, format):
         raise UsageError(
-            f"format must match the suffix of {out}, {SUFFIXES[suffix]}; got {format}. Leave format out, or choose a"
+            f"format must match the suffix of {out}, {of_suffix}; got {format}. Leave format out, or choose a"
             " directory."
         )
     return format
@@ -83,23 +79,21 @@ def check_batch_sizes(batch_sizes: Sequence[int]) -> None:
         raise UsageError(f"batch_sizes must be whole numbers from 1 to {MAX_BATCH}; got {wrong or 'none'}.")
 
 
-def check_runtimes() -> None:
-    """Check that an inference runtime is installed.
+def check_tools(format: str, precision: str) -> None:
+    """Check that the packages are installed that an export needs.
 
     Raises:
-        UsageError: none is.
+        UsageError: one is not.
     """
-    if all(importlib.util.find_spec(package) is None for package in PACKAGES.values()):
-        raise UsageError(
-            "format auto needs an inference runtime, openvino or onnxruntime; none is installed. Run: pip install"
-            " 'weft-vision[deploy]'"
-        )
+    need("deploy", *NEEDS.get(format, ()), *(("nncf",) if (format, precision) == ("openvino", "int8") else ()))
 
 
 def unsuitable(format: str, precision: str, *, has_data: bool) -> str | None:
-    """Return why an export cannot be built or cannot be fast here; None if it can."""
-    if importlib.util.find_spec(PACKAGES[format]) is None:
-        return f"{PACKAGES[format]} is not installed"
+    """Return why an export cannot be made or cannot be fast here; None if it can."""
+    try:
+        check_tools(format, precision)
+    except UsageError as error:
+        return str(error)
     if precision == "bf16" and not has_bf16():
         return "this processor emulates bf16" if cpu_flags() else "whether this processor has bf16 is not known"
     if precision == "int8" and not has_data:
@@ -108,11 +102,9 @@ def unsuitable(format: str, precision: str, *, has_data: bool) -> str | None:
 
 
 def precision_note(format: str, precision: str) -> str | None:
-    """Return a note on an export in a precision for which this processor has no instructions; None if it has them.
-
-    Args:
-        format, precision: of the export, which OpenVINO or ONNX Runtime runs.
-    """
+    """Return a note on an export in a precision for which this processor has no instructions; None if it has them."""
+    if format == "torch":
+        return bf16_note("cpu", precision)
     if precision == "bf16" and cpu_flags() and not has_bf16():
         return (
             "This processor has no bf16 instructions: OpenVINO computes this export in fp32 here, so its verification"

@@ -10,6 +10,7 @@ import os
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,10 +25,8 @@ from weft.deploy.runtimes import (
     openvino_core,
     run_file,
 )
-from weft.errors import need
 from weft.machine.processor import has_int8, onednn_flags
 
-NEEDS = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "openvino": ("openvino", "onnx", "onnxscript")}
 OPSET = 20
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 WEIGHT_BITS = 7  # of int8: see `quantized`
@@ -52,15 +51,6 @@ class Cast(nn.Module):
         return self.network(images.to(self.dtype)).float()
 
 
-def check_tools(format: str, precision: str) -> None:
-    """Check that the packages are installed that an export needs.
-
-    Raises:
-        UsageError: one is not.
-    """
-    need("deploy", *NEEDS.get(format, ()), *(("nncf",) if (format, precision) == ("openvino", "int8") else ()))
-
-
 def write_graph(
     network: nn.Module,
     file: Path,
@@ -80,11 +70,7 @@ def write_graph(
 
     Returns:
         A function from images (b c h w) to logits (b num_classes), float32 arrays.
-
-    Raises:
-        UsageError: a package is not installed.
     """
-    check_tools(format, precision)
     if format == "torch":
         return _write_torch(network, file, precision, size)
     if format == "onnx":
@@ -92,19 +78,15 @@ def write_graph(
         _to_onnx(converted, file, size)
         if precision == "int8":
             quantize_onnx(file, calibration)
-        return _infer(file, format, precision)
-    openvino = importlib.import_module("openvino")
-    onnx_file = file.with_name("between.onnx")
-    _to_onnx(network, onnx_file, size)
-    graph = openvino_core().read_model(str(onnx_file))  # not convert_model, which sends telemetry
-    onnx_file.unlink()
-    if precision == "int8":
-        graph = quantized(graph, calibration)
-    openvino.save_model(graph, str(file), compress_to_fp16=precision == "fp16")
-    return _infer(file, format, precision)
-
-
-def _infer(file: Path, format: str, precision: str) -> Infer:
+    else:
+        onnx_file = file.with_name("between.onnx")
+        _to_onnx(network, onnx_file, size)
+        graph = openvino_core().read_model(str(onnx_file))  # not convert_model, which sends telemetry
+        onnx_file.unlink()
+        if precision == "int8":
+            graph = quantized(graph, calibration)
+        openvino = importlib.import_module("openvino")
+        openvino.save_model(graph, str(file), compress_to_fp16=precision == "fp16")
     model = run_file(file, format, precision, fixed=0)
     return lambda images: model.run(images).logits
 
@@ -122,10 +104,8 @@ def _to_onnx(network: nn.Module, file: Path, size: tuple[int, ...]) -> None:
             verbose=False,
         )
     assert program is not None
-    for (
-        node
-    ) in program.model.graph.all_nodes():  # remove stack traces: they contain local paths, and are half of a small file
-        node.metadata_props.clear()
+    for node in program.model.graph.all_nodes():
+        node.metadata_props.clear()  # stack traces, which contain local paths, and are half of a small file
     program.save(str(file), external_data=False)
 
 
@@ -159,14 +139,14 @@ def quantize_onnx(file: Path, calibration: Iterable[np.ndarray], bits: int = WEI
     import_onnx_runtime()
     tools = importlib.import_module("onnxruntime.quantization")
     shape_inference = importlib.import_module("onnxruntime.quantization.shape_inference")
-    preprocessed = file.with_name("plain.onnx")
+    preprocessed, images = file.with_name("plain.onnx"), ({"images": array} for array in calibration)
     with _quiet():
         shape_inference.quant_pre_process(str(file), str(preprocessed), skip_symbolic_shape=True)
         classifier = onnx_classifier(importlib.import_module("onnx").load(str(preprocessed)).graph)
         tools.quantize_static(
             str(preprocessed),
             str(file),
-            _CalibrationReader(calibration),
+            SimpleNamespace(get_next=lambda: next(images, None)),  # a CalibrationDataReader
             per_channel=True,
             op_types_to_quantize=QUANTIZED,
             nodes_to_exclude=[] if classifier is None else [classifier[0].name],
@@ -176,17 +156,6 @@ def quantize_onnx(file: Path, calibration: Iterable[np.ndarray], bits: int = WEI
             extra_options={"OpTypesToExcludeOutputQuantization": ["MatMul", "Gemm"]},
         )
     preprocessed.unlink()
-
-
-class _CalibrationReader:
-    """Calibration images in the interface of ONNX Runtime's CalibrationDataReader."""
-
-    def __init__(self, calibration: Iterable[np.ndarray]) -> None:
-        self.images = iter(calibration)
-
-    def get_next(self) -> dict[str, np.ndarray] | None:
-        images = next(self.images, None)
-        return None if images is None else {"images": images}
 
 
 def quantized(graph: Any, calibration: Iterable[np.ndarray], smooth: bool = False, bits: int = WEIGHT_BITS) -> Any:

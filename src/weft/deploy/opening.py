@@ -6,7 +6,6 @@ can contain any code, so weft writes and verifies such files but never loads one
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,28 +14,23 @@ import numpy as np
 
 from weft.checkpoints.config import CHOICE, PREPROCESSING, read_config
 from weft.checkpoints.unknown import read_detector
-from weft.deploy.choosing import BATCH_SIZES, exports_in, fastest, machine, read_choice
+from weft.deploy.choosing import exports_in, fastest, machine, read_choice
+from weft.deploy.formats import BATCH_SIZES, PACKAGES
 from weft.deploy.model import ModelInfo
-from weft.deploy.runtimes import FILES, RUNTIMES, OnnxModel, OpenVinoModel, run_file
-from weft.errors import CheckpointError, WeftError, need
+from weft.deploy.runtimes import FILES, OnnxModel, OpenVinoModel, run_file
+from weft.errors import CheckpointError, WeftError
 from weft.files import sha256_of
 from weft.machine.processor import num_threads
 from weft.models.families import family_named
-from weft.progress import say
 from weft.text import printable, reason_of
 
-PRECISIONS = ("fp32", "fp16", "bf16", "int8")
 
-
-def open_export(
-    folder: Path, threads: int | None = None, log: Callable[[str], None] = say
-) -> OnnxModel | OpenVinoModel:
+def open_export(folder: Path, threads: int | None = None) -> OnnxModel | OpenVinoModel:
     """Load an export, or the fastest export of a directory of format auto; measure on a machine that has not.
 
     Args:
         folder: its directory.
         threads: number of threads; None for `weft.machine.processor.num_threads`.
-        log: called with a message for every export that is skipped, and with the times.
 
     Raises:
         CheckpointError: a file is missing, damaged, or of another version of weft.
@@ -46,12 +40,11 @@ def open_export(
         return open_one(folder, threads)
     choice, threads = read_choice(folder), threads or num_threads()
     return fastest(
-        exports_in(folder, log),
+        exports_in(folder),
         lambda candidate: open_one(candidate.path, threads),
         sorted({size for row in choice["seconds"].values() for size in row}) or BATCH_SIZES,
         settings=(threads,),
         known=choice["chosen"] if choice["machine"] == machine(threads) else None,
-        log=log,
     )
 
 
@@ -70,17 +63,7 @@ def open_one(folder: Path, threads: int | None = None) -> OnnxModel | OpenVinoMo
 
 
 def _check_files(folder: Path, artefact: dict[str, Any]) -> None:
-    if artefact.get("format") not in FILES or artefact.get("version") != 1:
-        raise CheckpointError(
-            f"{folder / 'config.json'} must describe an export of version 1 in {', '.join(FILES)}; got {artefact!r}."
-            " It was made by another version of weft, or it is damaged. Export the model again."
-        )
-    if artefact.get("precision") not in PRECISIONS:
-        raise CheckpointError(
-            f"{folder / 'config.json'} must name a precision of {', '.join(PRECISIONS)}; got"
-            f" {artefact.get('precision')!r}. Export the model again."
-        )
-    if artefact["format"] not in RUNTIMES:
+    if artefact["format"] not in PACKAGES:
         raise CheckpointError(
             f"{folder} contains a .pt2 file, which can contain any code, so weft does not load it. If you trust it,"
             " load it with torch.export.load, or export to onnx or openvino."
@@ -91,7 +74,6 @@ def _check_files(folder: Path, artefact: dict[str, Any]) -> None:
                 f"{folder / name} must exist and have the sha256 that config.json states; it is missing or damaged."
                 " Export the model again."
             )
-    need(artefact["format"], RUNTIMES[artefact["format"]])
 
 
 def _opened(folder: Path, config: dict[str, Any], threads: int | None) -> OnnxModel | OpenVinoModel:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from weft.deploy.formats import PACKAGES
 from weft.deploy.model import ModelInfo, Outputs
 from weft.errors import UsageError, need
 from weft.machine import processor
@@ -21,7 +22,6 @@ FIXED = 4  # number of batch sizes for which OpenVINO compiles a separate graph
 LARGEST = 64  # largest batch where OpenVINO has no graph for any batch size
 LINEAR_ONNX = ("Gemm", "MatMul")  # operators of a linear layer
 AROUND_LINEAR = ("Add", "Cast")  # its bias, number formats
-RUNTIMES = {"onnx": "onnxruntime", "openvino": "openvino"}
 
 
 def run_file(
@@ -45,7 +45,7 @@ def run_file(
         features: also compute the inputs of the classifier, if it is linear.
         info: description of the model; None for one of format and precision alone.
     """
-    need(format, RUNTIMES[format])
+    need(format, PACKAGES[format])
     threads, info = threads or processor.num_threads(), info or ModelInfo(runtime=format, precision=precision)
     if format == "onnx":
         return OnnxModel(file, info, threads, features)
@@ -96,11 +96,7 @@ class OnnxModel:
 
 
 def _checked(images: np.ndarray, info: ModelInfo) -> np.ndarray:
-    """Return images as a runtime takes them.
-
-    Raises:
-        UsageError: they do not have the size of the export.
-    """
+    """Return images as a runtime takes them; raise a UsageError if they do not have the size of the export."""
     size = info.pretrained_cfg.get("input_size")
     if size is not None and tuple(images.shape[1:]) != tuple(size):
         raise UsageError(
@@ -118,13 +114,7 @@ def _outputs(arrays: Sequence[np.ndarray], has_features: bool, wants_features: b
 
 
 def _onnx_with(file: Path, *, features: bool = False, attention: bool = False) -> tuple[bytes, bool]:
-    """Return an ONNX file with more outputs, and whether it has features.
-
-    Args:
-        file: its first output has the logits.
-        features: add the inputs of the classifier, if it is linear.
-        attention: add the outputs of all softmax nodes in order: the attention weights (b heads n m).
-    """
+    """Return an ONNX file with features and attention weights as further outputs, and whether it has features."""
     need("onnx", "onnx")
     onnx = importlib.import_module("onnx")
     model = onnx.load(str(file))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ from weft.progress import Work
 from weft.report import markup
 from weft.report.intervals import Estimate, difference_of
 
-BATCHES = (2, 1, 7)  # batch sizes of the verification: a graph that is specialised to one size fails for another
+# of every 10 images, batches of 2, 1 and 7 are compared: a graph that is specialised to one size fails for another
+CHUNK, CUTS = 10, (2, 3)
 # maximum difference of logits, relative to the largest logit; int8 is verified by its top-1
 TOLERANCE = {"fp32": 1e-4, "fp16": 0.02, "bf16": 0.1}
 MIN_AGREEMENT = 99.9  # percent of images with equal top-1, in fp32
@@ -81,6 +82,11 @@ class ExportReport:
     drop: Estimate | None = None
     candidates: tuple[ConsideredExport, ...] = ()
 
+    @property
+    def relative_difference(self) -> float:
+        """Largest difference of logits, relative to the largest logit of the model."""
+        return self.max_difference / max(self.max_logit, MIN_LOGIT)
+
     def as_dict(self) -> dict[str, Any]:
         """Return the report as a dictionary of JSON values."""
         values = asdict(self) | {"drop": None if self.drop is None else self.drop._asdict()}
@@ -126,61 +132,64 @@ class Reference:
         self.model, self.data, self.size = model, data, size
         self._logits: list[np.ndarray] = []  # of the batches in order
 
-    def __len__(self) -> int:
-        return RANDOM_IMAGES if self.data is None else len(self.data.val)
+    def compare(
+        self, infer: Infer, out: Path, format: str, precision: str, num_bytes: int, progress: Work
+    ) -> ExportReport:
+        """Compare an export with the model on the same images, in batches of several sizes.
 
-    def batches(self) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Yield images (b c h w), their labels (b) and the logits of the model (b num_classes)."""
-        device = next(self.model.parameters()).device
-        for number, (images, labels) in enumerate(_to_compare(self.model, self.data, self.size)):
+        Raises:
+            VerificationError: the logits have another shape.
+        """
+        exported, classes = [], []
+        progress.begin("checking", RANDOM_IMAGES if self.data is None else len(self.data.val))
+        for number, (images, labels) in enumerate(self._batches()):
             if number == len(self._logits):
-                with torch.inference_mode():
-                    self._logits.append(self.model(images.to(device)).float().cpu().numpy())
-            yield np.ascontiguousarray(images.numpy()), labels.numpy(), self._logits[number]
-
-
-def compare(
-    reference: Reference,
-    infer: Infer,
-    out: Path,
-    format: str,
-    precision: str,
-    num_bytes: int,
-    progress: Work,
-) -> ExportReport:
-    """Compare the export with the model in float32 on the same images, in batches of several sizes."""
-    model_logits, export_logits, classes = [], [], []
-    progress.begin("checking", len(reference))
-    for images, labels, logits in reference.batches():
-        model_logits.append(logits)
-        export_logits.append(np.asarray(infer(images), dtype=np.float32))
-        classes.append(labels)
-        progress.advance(len(images))
-    expected, actual, targets = (np.concatenate(parts) for parts in (model_logits, export_logits, classes))
-    if expected.shape != actual.shape:
-        raise VerificationError(
-            f"The logits of the export must have the shape of those of the model, {expected.shape}; got {actual.shape}."
-            " Nothing was written."
+                self._logits.append(self._inferred(images))
+            exported.append(np.asarray(infer(np.ascontiguousarray(images.numpy())), dtype=np.float32))
+            classes.append(labels.numpy())
+            progress.advance(len(images))
+        expected, actual, targets = (np.concatenate(parts) for parts in (self._logits, exported, classes))
+        if expected.shape != actual.shape:
+            raise VerificationError(
+                f"The logits of the export must have the shape of those of the model, {expected.shape}; got"
+                f" {actual.shape}. Nothing was written."
+            )
+        difference = np.abs(expected - actual)
+        top, top_model = actual.argmax(1), expected.argmax(1)
+        is_labelled, right, right_model = self.data is not None, top == targets, top_model == targets
+        lost, gained = int((right_model & ~right).sum()), int((right & ~right_model).sum())
+        return ExportReport(
+            out=str(out),
+            format=format,
+            precision=precision,
+            compared_on="held-out images" if is_labelled else "random images",
+            images=len(expected),
+            max_difference=float(difference.max()),
+            mean_difference=float(difference.mean()),
+            max_logit=float(np.abs(expected).max()),
+            agreement=100 * float((top == top_model).mean()),
+            top1=100 * float(right.mean()) if is_labelled else None,
+            top1_model=100 * float(right_model.mean()) if is_labelled else None,
+            bytes=num_bytes,
+            drop=difference_of(lost, gained, len(right)) if is_labelled else None,
         )
-    difference = np.abs(expected - actual)
-    top, top_model = actual.argmax(1), expected.argmax(1)
-    is_labelled = reference.data is not None
-    right, right_model = top == targets, top_model == targets
-    return ExportReport(
-        out=str(out),
-        format=format,
-        precision=precision,
-        compared_on="held-out images" if is_labelled else "random images",
-        images=len(expected),
-        max_difference=float(difference.max()),
-        mean_difference=float(difference.mean()),
-        max_logit=float(np.abs(expected).max()),
-        agreement=100 * float((top == top_model).mean()),
-        top1=100 * float(right.mean()) if is_labelled else None,
-        top1_model=100 * float(right_model.mean()) if is_labelled else None,
-        bytes=num_bytes,
-        drop=_drop(right_model, right) if is_labelled else None,
-    )
+
+    def _inferred(self, images: Tensor) -> np.ndarray:
+        with torch.inference_mode():
+            return self.model(images.to(next(self.model.parameters()).device)).float().cpu().numpy()
+
+    def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield images (b c h w) and their labels (b)."""
+        chunks: Iterable[tuple[Tensor, Tensor]]
+        if self.data is None:
+            images = torch.randn(RANDOM_IMAGES, *self.size, generator=torch.Generator().manual_seed(0))
+            chunks = ((part, torch.zeros(len(part), dtype=torch.int64)) for part in images.split(CHUNK))
+        else:
+            chunks = labelled_batches(self.data, "val", self.model, CHUNK)
+        for images, labels in chunks:
+            for batch in zip(images.tensor_split(CUTS), labels.tensor_split(CUTS), strict=True):
+                if len(batch[0]):
+                    yield batch
 
 
 def relative_difference(actual: np.ndarray, expected: np.ndarray) -> float:
@@ -197,12 +206,11 @@ def verify(report: ExportReport, max_drop: float) -> None:
         raise VerificationError(
             f"The logits of the {report.format} export must be finite; they are not. Nothing was written."
         )
-    relative = report.max_difference / max(report.max_logit, MIN_LOGIT)
-    if relative > TOLERANCE.get(report.precision, math.inf):
+    if report.relative_difference > TOLERANCE.get(report.precision, math.inf):
         raise VerificationError(
             f"The logits of the {report.format} export in {report.precision} must differ from those of the model by at"
-            f" most {TOLERANCE[report.precision]:g} of the largest logit; they differ by {relative:.2g}. Nothing was"
-            " written."
+            f" most {TOLERANCE[report.precision]:g} of the largest logit; they differ by"
+            f" {report.relative_difference:.2g}. Nothing was written."
         )
     if report.precision == "fp32" and report.agreement < MIN_AGREEMENT:
         raise VerificationError(
@@ -224,24 +232,3 @@ def labelled_batches(data: Splits, split: str, model: nn.Module, batch_size: int
     transform = eval_transform(network.pretrained_cfg)
     dataset = ImageDataset(getattr(data, split), transform, value_range=transform.value_range)
     return make_loader(dataset, batch_size, shuffle=split == "train")
-
-
-def _drop(model: np.ndarray, exported: np.ndarray) -> Estimate:
-    """Estimate the drop of top-1 in points from (images) whether each prediction is correct, of model and export."""
-    return difference_of(int((model & ~exported).sum()), int((exported & ~model).sum()), len(model))
-
-
-def _to_compare(model: nn.Module, data: Splits | None, size: tuple[int, ...]) -> Iterator[tuple[Tensor, Tensor]]:
-    if data is None:
-        generator = torch.Generator().manual_seed(0)
-        images = torch.randn(RANDOM_IMAGES, *size, generator=generator)
-        chunks = iter([(images, torch.zeros(RANDOM_IMAGES, dtype=torch.int64))])
-    else:
-        chunks = labelled_batches(data, "val", model, sum(BATCHES))
-    for images, labels in chunks:
-        start = 0
-        while start < len(images):
-            for count in BATCHES:
-                if start < len(images):
-                    yield images[start : start + count], labels[start : start + count]
-                    start += count

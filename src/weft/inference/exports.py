@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from weft.checkpoints.resolve import check_model, find_model
 from weft.data.folder import check_outside
 from weft.data.open import check_exists
-from weft.deploy.formats import AUTO, SUFFIXES, checked_format
+from weft.deploy.formats import AUTO, BATCH_SIZES, SUFFIXES, checked_format
 from weft.errors import DataError, UsageError
 from weft.files import refuse_taken
 from weft.inference.arguments import InferenceOptions, recipe_of
@@ -18,8 +18,6 @@ from weft.progress import loading, obeys_quiet
 
 if TYPE_CHECKING:
     from weft.deploy import ExportReport
-
-BATCH_SIZES = (1, 16)  # at which format auto times the exports
 
 
 @obeys_quiet

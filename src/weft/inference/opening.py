@@ -84,7 +84,6 @@ def open_fastest(
     device: str = "auto",
     precision: str = "fp32",
     batch_size: int = 1,
-    log: Callable[[str], None] = lambda text: None,
 ) -> Model:
     """Open the fastest of a run's exports and its best model.
 
@@ -96,7 +95,6 @@ def open_fastest(
         img_size: as in `open_model`; exports of another size are skipped.
         device, precision: of torch; with another `runtime`, those that `open_model` takes for an export.
         batch_size: largest batch, which the model must be able to run.
-        log: called with a message for every export that is skipped, and with the times.
 
     Returns:
         The model. The path in its `info`, if there is one, and its runtime lead to the same model again.
@@ -113,7 +111,7 @@ def open_fastest(
     is_export = isinstance(source, Path) and _is_export(source)
     if runtime == "auto" and is_export:
         return open_model(source, img_size=img_size, device=device, precision=precision)
-    choices = candidates(run, source, runtime, precision, log)
+    choices = candidates(run, source, runtime, precision)
 
     def opened(candidate: Candidate) -> Model:
         if candidate.runtime == "torch" and not is_export:
@@ -126,12 +124,10 @@ def open_fastest(
 
     has_gpu = os.path.exists("/dev/nvidia0")  # hosts may share a cache directory; torch is imported only where it runs
     settings = (runtime, img_size, device, has_gpu, num_threads(), _torch_version())
-    return fastest(choices, opened, (1, batch_size), settings=settings, log=log)
+    return fastest(choices, opened, (1, batch_size), settings=settings)
 
 
-def candidates(
-    run: str | Path, source: Path | str, runtime: str, precision: str, log: Callable[[str], None]
-) -> list[Candidate]:
+def candidates(run: str | Path, source: Path | str, runtime: str, precision: str) -> list[Candidate]:
     """Return what a run can be served from: its exports, as expected of their speed, and its model."""
     if isinstance(source, str):
         if runtime in ("auto", "torch"):
@@ -141,14 +137,14 @@ def candidates(
             f" --format {runtime}. Then pass {run}-{runtime}."
         )
     if _is_export(source):
-        exports = exports_in(source, log)
+        exports = exports_in(source)
         if chosen := [export for export in exports if runtime in ("auto", export.runtime)]:
             return chosen
         formats = " or ".join(sorted({export.runtime for export in exports}))
         raise UsageError(f"runtime must be that of the export, {formats}; got {runtime}. Leave out --runtime.")
     if runtime == "torch":
         return [Candidate(source, "torch", precision)]
-    chosen = [export for export in exports_of(source, log) if runtime in ("auto", export.runtime)]
+    chosen = [export for export in exports_of(source) if runtime in ("auto", export.runtime)]
     if runtime != "auto" and not chosen:
         raise UsageError(
             f"runtime {runtime} needs an export in or next to {source}; there is none that fits. Run: weft export {run}"

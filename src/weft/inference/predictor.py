@@ -6,7 +6,7 @@ Temperature, test-time augmentation, detector of unknown images and attention ma
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -171,11 +171,10 @@ class Predictor:
         device: str = "auto",
         precision: str = "fp32",
         batch_size: int = 1,
-        log: Callable[[str], None] = lambda text: None,
     ) -> Predictor:
         """Load the fastest of a run's exports and its best model, as `weft.inference.opening.open_fastest`."""
         how: dict[str, Any] = {"runtime": runtime, "img_size": img_size, "device": device, "precision": precision}
-        model = open_fastest(run, **how, batch_size=batch_size, log=log)
+        model = open_fastest(run, **how, batch_size=batch_size)
         return cls(model, max_pixels=_pixel_limit(run))
 
     def reject_at(self, error: float) -> Rejection:

@@ -7,6 +7,7 @@ import gc
 import os
 import sys
 
+from weft.errors import WeftError
 from weft.text import reason_of
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4  # the parameters of mallopt(3)
@@ -60,9 +61,13 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or any(phrase in str(error) for phrase in phrases)
 
 
-def out_of_memory_text(error: BaseException) -> str:
-    """Return the sentence for an error of `is_out_of_memory`."""
-    return f"There must be enough memory; there is not ({reason_of(error)}). Choose a smaller batch or image size."
+def known_error(error: BaseException) -> WeftError | None:
+    """Return an error as one that the user can fix: itself, or for a lack of memory; None for a defect of weft."""
+    if isinstance(error, WeftError) or not is_out_of_memory(error):
+        return error if isinstance(error, WeftError) else None
+    return WeftError(
+        f"There must be enough memory; there is not ({reason_of(error)}). Choose a smaller batch or image size."
+    )
 
 
 def available_gib() -> float:

@@ -12,13 +12,13 @@ from fastapi import FastAPI, Query
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import FileResponse, PlainTextResponse, Response
+from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from weft.data import BadImage
 from weft.inference.predictor import ImagePrediction, Predictor
 from weft.serve.forms import Upload, parse_form
-from weft.serve.guard import CLOSE, RETRY_LATER, Guard, Json, RequestError, error_response
+from weft.serve.guard import CLOSE, RETRY_LATER, Guard, RequestError
 from weft.serve.schemas import BODY, ERRORS, Prediction
 from weft.serve.service import Service
 from weft.serve.settings import Settings
@@ -63,7 +63,6 @@ def create_app(settings: Settings, predictor: Predictor | None = None) -> FastAP
     app.add_middleware(Guard, settings=settings, on_response=service.on_response)  # type: ignore[arg-type]
     if settings.proxies:
         app.add_middleware(ProxyHeadersMiddleware, trusted_hosts=list(settings.proxies))  # type: ignore[arg-type]
-    app.add_exception_handler(RequestError, _on_request_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(RequestValidationError, _on_invalid_parameter)
 
@@ -89,15 +88,15 @@ def create_app(settings: Settings, predictor: Predictor | None = None) -> FastAP
             _image_json(predictor, upload.name, result, top_k, settings.reject_at_error)
             for upload, result in zip(uploads, results, strict=True)
         ]
-        return Json({"answers": answers, "milliseconds": round(1000 * (loop.time() - begun), 2)})
+        return JSONResponse({"answers": answers, "milliseconds": round(1000 * (loop.time() - begun), 2)})
 
     @app.get("/model", response_model=dict[str, Any])
     async def model() -> Response:
         """Describe the model: its name, classes, input and runtime; and the limits of the service."""
         limits = {name: getattr(settings, name) for name in ("max_bytes", "max_pixels", "max_images", "timeout")}
-        return Json(
+        return JSONResponse(
             {
-                "name": Path(settings.run).absolute().name,
+                "name": printable(Path(settings.run).absolute().name),
                 **service.predictor.metadata,
                 "limits": {**limits, "max_batch": service.max_batch},
                 "version": __version__,
@@ -114,7 +113,7 @@ def create_app(settings: Settings, predictor: Predictor | None = None) -> FastAP
     async def ready() -> Response:
         """Readiness check: the service accepts new images."""
         status = "ready" if service.is_ready else "stopping" if service.is_draining else "busy"
-        return Json({"status": status, "waiting": service.batcher.pending}, 200 if status == "ready" else 503)
+        return JSONResponse({"status": status, "waiting": service.batcher.pending}, 200 if status == "ready" else 503)
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
@@ -135,11 +134,7 @@ def create_app(settings: Settings, predictor: Predictor | None = None) -> FastAP
 
 
 def _uploads(request: Request, body: bytearray, max_images: int) -> list[Upload]:
-    """Return the images in the body of a request.
-
-    Raises:
-        RequestError: the body is neither an image nor a form with images.
-    """
+    """Return the images in the body of a request."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind in ("", "application/octet-stream") or kind.startswith("image/"):
         return [Upload("image", body)]
@@ -155,11 +150,7 @@ def _uploads(request: Request, body: bytearray, max_images: int) -> list[Upload]
 
 
 async def _unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of a coroutine; cancel it if the client disconnects.
-
-    Raises:
-        ClientDisconnect: the client has closed the connection.
-    """
+    """Return the result of a coroutine; cancel it and raise ClientDisconnect if the client disconnects."""
     working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(request.receive())
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -189,24 +180,18 @@ def _image_json(
     return fields
 
 
-async def _on_request_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestError)
-    return error_response(error, request.state.request_id)
-
-
 async def _on_http_exception(request: Request, error: Exception) -> Response:
+    """Raise an error of a route for the guard, which writes all error responses."""
     assert isinstance(error, HTTPException)
     known = {
         404: ("not-found", "This path does not exist; see /openapi.json."),
         405: ("method", "This path does not support this HTTP method; see /openapi.json."),
     }
     code, text = known.get(error.status_code, ("http", str(error.detail)))
-    return error_response(
-        RequestError(error.status_code, code, text, dict(error.headers or {})), request.state.request_id
-    )
+    raise RequestError(error.status_code, code, text, dict(error.headers or {}))
 
 
 async def _on_invalid_parameter(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     texts = [f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in error.errors()]
-    return error_response(RequestError(422, "parameter", f"{'; '.join(texts)}."), request.state.request_id)
+    raise RequestError(422, "parameter", f"{'; '.join(texts)}.")

@@ -44,7 +44,8 @@ def parse_form(body: bytes | bytearray, content_type: str, max_images: int) -> l
                 if isinstance(event, MultipartSegment):
                     part, is_file = bytearray(), event.filename is not None
                     if is_file:
-                        uploads.append(Upload(_file_name(event.filename or ""), part))
+                        name = printable(PurePosixPath(event.filename or "").name)[:200] or "image"
+                        uploads.append(Upload(name, part))
                 elif event is not None:  # None marks the end of a part
                     part += event
                     if not is_file and len(part) > MAX_FIELD_BYTES:
@@ -58,7 +59,3 @@ def parse_form(body: bytes | bytearray, content_type: str, max_images: int) -> l
     if not uploads:
         raise RequestError(400, "no-image", "A form must have at least one file; this one has none.")
     return uploads
-
-
-def _file_name(name: str) -> str:
-    return printable(PurePosixPath(name).name)[:200] or "image"

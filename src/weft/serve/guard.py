@@ -10,13 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
-import json
 import sys
 import time
 import traceback
 import uuid
 from collections.abc import AsyncIterator, Callable
-from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.requests import ClientDisconnect, Request
@@ -55,21 +53,6 @@ class RequestError(Exception):
         self.status, self.code, self.message, self.headers = status, code, message, headers or {}
 
 
-class Json(JSONResponse):
-    """JSON that can hold names that are not valid Unicode, such as those of folders on Linux."""
-
-    def render(self, content: Any) -> bytes:
-        """Return the bytes of a value; a character that UTF-8 does not have becomes its escape in JSON."""
-        text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        return text.encode("utf-8", "backslashreplace")
-
-
-def error_response(error: RequestError, request_id: str) -> Json:
-    """Return the response for an error, `{"error": {"code", "message", "request_id"}}`."""
-    content = {"code": error.code, "message": error.message, "request_id": request_id}
-    return Json({"error": content}, error.status, headers=error.headers)
-
-
 class Guard:
     """ASGI middleware that checks a request, calls the application, and sends an error response if it fails.
 
@@ -90,7 +73,6 @@ class Guard:
             await self.app(scope, receive, send)
             return
         request_id, begun, status, is_last = uuid.uuid4().hex[:12], time.perf_counter(), 0, False
-        scope.setdefault("state", {})["request_id"] = request_id
 
         async def send_with_headers(message: Message) -> None:
             nonlocal status, is_last
@@ -106,21 +88,24 @@ class Guard:
                 message = {"type": "http.response.body"}
             await send(message)
 
+        async def refuse(error: RequestError) -> None:
+            content = {"error": {"code": error.code, "message": error.message, "request_id": request_id}}
+            await JSONResponse(content, error.status, headers=error.headers)(scope, receive, send_with_headers)
+
         try:
             self._check(Request(scope))
             # HEAD is GET without the body, which the server leaves out
             routed = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
             await self.app(routed, receive, send_with_headers)
         except RequestError as error:
-            await error_response(error, request_id)(scope, receive, send_with_headers)
+            await refuse(error)
         except ClientDisconnect:
             status = status or 499  # for the log and the metrics; the client has closed the connection
         except Exception:
             print(f"weft: request {request_id} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
             if status == 0:
                 text = "The service failed; its log has the reason under this request_id."
-                error = RequestError(500, "internal", text)
-                await error_response(error, request_id)(scope, receive, send_with_headers)
+                await refuse(RequestError(500, "internal", text))
         finally:
             self.on_response(scope["method"], scope["path"], status, time.perf_counter() - begun, request_id)
 

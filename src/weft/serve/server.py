@@ -32,7 +32,7 @@ from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import Multiprocess, multiprocess
 
 from weft.errors import UsageError, WeftError
-from weft.machine.memory import is_out_of_memory, out_of_memory_text
+from weft.machine.memory import known_error
 from weft.machine.processor import call_in_thread, num_threads
 from weft.serve.app import create_app
 from weft.serve.metrics import MULTIPROC_DIR
@@ -109,13 +109,7 @@ def _config(settings: Settings, app: Any) -> uvicorn.Config:
 
 
 class _Server(uvicorn.Server):
-    """Server that shuts down in two steps: `/ready` returns 503, then the port is closed. The exit code is 0.
-
-    Args:
-        config: of uvicorn.
-        service: the state of the application.
-        on_start: called when the server accepts requests and handles signals.
-    """
+    """Server that shuts down in two steps: `/ready` returns 503, then the port is closed. The exit code is 0."""
 
     def __init__(self, config: uvicorn.Config, service: Service, on_start: Callable[[], None]) -> None:
         super().__init__(config)
@@ -156,13 +150,7 @@ def _serve_in_workers(settings: Settings, sock: socket.socket, url: str) -> None
 
 
 class _Supervisor(Multiprocess):
-    """Parent of the worker processes. It chooses the model of all of them, also before a reload.
-
-    Args:
-        settings: of the service.
-        sock: the socket on which all of them listen.
-        on_start: called with the metadata of the model when the first worker accepts requests.
-    """
+    """Parent of the worker processes. It chooses the model of all of them, also before a reload."""
 
     def __init__(self, settings: Settings, sock: socket.socket, on_start: Callable[[dict[str, Any]], None]) -> None:
         self.settings, self.on_start = settings, on_start
@@ -220,18 +208,7 @@ class _Supervisor(Multiprocess):
 
 
 def _choice_of(settings: Settings, is_stopping: Callable[[], bool]) -> tuple[Settings, dict[str, Any]]:
-    """Find the fastest of the candidates in a process of its own; this one would keep the memory of a model.
-
-    Args:
-        settings: of the service.
-        is_stopping: whether to give up, since the service stops.
-
-    Returns:
-        The settings with the path and the runtime of the choice, and the metadata of the model.
-
-    Raises:
-        WeftError: as `Predictor.open`, or the process ends, or the service stops.
-    """
+    """Find the fastest model in a process of its own, whose memory then is free; return its settings and metadata."""
     receiver, sender = SPAWN.Pipe(duplex=False)
     process = SPAWN.Process(target=_choose, args=(settings, sender))
     process.start()
@@ -240,7 +217,7 @@ def _choice_of(settings: Settings, is_stopping: Callable[[], bool]) -> tuple[Set
         while not receiver.poll(0.2):
             if is_stopping():
                 raise WeftError("the service stops.")
-        kind, *result = receiver.recv()
+        result = receiver.recv()
     except EOFError:
         process.join()
         raise WeftError(
@@ -250,27 +227,24 @@ def _choice_of(settings: Settings, is_stopping: Callable[[], bool]) -> tuple[Set
     finally:
         process.kill()
         process.join()
-    if kind is not None:
-        raise kind(*result)
-    return result[0], result[1]
+    if isinstance(result, WeftError):
+        raise result
+    return result
 
 
 def _choose(settings: Settings, sender: Connection) -> None:
-    """Send the choice, or the type and the text of the error."""
+    """Send the choice, or the error, of a type that the parent has imported."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent also receives Ctrl-C, and then ends this process
     try:
         predictor = load_predictor(settings)
-    except WeftError as error:
-        kind = next(kind for kind in type(error).__mro__ if kind.__module__ == WeftError.__module__)
-        sender.send((kind, str(error)))
-        return
     except Exception as error:
-        if not is_out_of_memory(error):
+        if (known := known_error(error)) is None:
             raise
-        sender.send((WeftError, out_of_memory_text(error)))
+        kind = next(kind for kind in type(known).__mro__ if kind.__module__ == WeftError.__module__)
+        sender.send(kind(str(known)))
         return
     run = str(predictor.path or settings.run)
-    sender.send((None, replace(settings, run=run, runtime=predictor.metadata["runtime"]), predictor.metadata))
+    sender.send((replace(settings, run=run, runtime=predictor.metadata["runtime"]), predictor.metadata))
 
 
 def worker_app(settings: Settings, chosen: Settings, stopping: Event) -> FastAPI:
@@ -289,11 +263,9 @@ def worker_app(settings: Settings, chosen: Settings, stopping: Event) -> FastAPI
     try:
         app = create_app(settings, call_in_thread(lambda: load_predictor(chosen)))
     except Exception as error:  # with another exit code, uvicorn would start it again and again
-        is_known = isinstance(error, WeftError) or is_out_of_memory(error)
-        if not is_known:
+        if (known := known_error(error)) is None:
             traceback.print_exc()
-        reason = out_of_memory_text(error) if is_out_of_memory(error) else reason_of(error)
-        log(f"a process of the service cannot start: {reason}")
+        log(f"a process of the service cannot start: {reason_of(known or error)}")
         sys.exit(STARTUP_FAILURE)
     service: Service = app.state.service
 

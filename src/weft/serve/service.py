@@ -15,7 +15,7 @@ from PIL import Image
 
 from weft.data import BadImage
 from weft.data.preprocessing import Pixels
-from weft.deploy.choosing import BATCH_SIZES
+from weft.deploy.formats import BATCH_SIZES
 from weft.inference.predictor import ImagePrediction, Predictor
 from weft.machine.memory import keep_memory
 from weft.machine.processor import begin_in_thread, call_in_thread, set_num_threads
@@ -180,7 +180,6 @@ def load_predictor(settings: Settings) -> Predictor:
         device=settings.device,
         precision=settings.precision,
         batch_size=settings.max_batch or BATCH_SIZES[-1],
-        log=log,
     )
     if settings.reject_at_error is not None:
         predictor.reject_at(settings.reject_at_error)  # fails before the service is ready
@@ -190,18 +189,16 @@ def load_predictor(settings: Settings) -> Predictor:
 def _load(
     settings: Settings, predictor: Predictor | None = None, current: Service | None = None
 ) -> tuple[Predictor, int]:
-    """Return a predictor, which is loaded unless it is given, and the limit of its batches.
-
-    The limit is that of the current model if both run alike: a measurement would share the cores with the requests that
-    are answered meanwhile.
-    """
+    """Return a predictor, which is loaded unless it is given, and the limit of its batches."""
     if predictor is not None:
         return predictor, _max_batch(settings, predictor)
     predictor, keys = load_predictor(settings), ("architecture", "runtime", "precision", "input")
-    is_alike = current is not None and all(
+    if current is not None and all(
         predictor.metadata.get(key) == current.predictor.metadata.get(key) for key in keys
-    )
-    max_batch = current.max_batch if current is not None and is_alike else _max_batch(settings, predictor)
+    ):  # they run alike; a measurement would share the cores with the requests that are answered meanwhile
+        max_batch = current.max_batch
+    else:
+        max_batch = _max_batch(settings, predictor)
     predictor.warmed_up(max_batch)
     return predictor, max_batch
 

@@ -18,7 +18,7 @@ from weft.recipes.schema import ImageSize, Threads
 TOKEN = "WEFT_TOKEN"  # environment variable with the token
 MAX_BATCH = 32  # images per forward pass, where no number is set
 LARGEST_BATCH = 4096  # that can be set
-CONNECTIONS, CONNECTION_BYTES = 1000, 512 << 10  # per process; unread bytes and buffers of one connection
+CONNECTIONS = 1000  # per process
 HELD_BYTES = 256 << 20  # of all bodies that are being received or decoded; of forms there is a second copy
 # of one decoder process; the most that was measured for 400 kinds of files is 22 bytes per pixel, for a WebP with alpha
 DECODER_BYTES, DECODER_BYTES_PER_PIXEL = 64 << 20, 32
@@ -162,15 +162,10 @@ class Settings:
         return DECODER_BYTES + DECODER_BYTES_PER_PIXEL * self.max_pixels
 
     @property
-    def max_memory(self) -> int:
-        """Maximum memory that requests can make the service use, in bytes beyond what it uses at rest."""
-        held = 2 * max(HELD_BYTES, self.max_bytes)
-        return self.workers * (held + CONNECTIONS * CONNECTION_BYTES + self.decoder_count * self.decoder_memory)
-
-    @property
     def is_private(self) -> bool:
         """Whether the service is reachable from this machine only."""
-        return is_loopback(self.host)
+        address = _address(self.host)
+        return self.host == "localhost" or (address is not None and address.is_loopback)
 
     def accepts_host(self, name: str) -> bool:
         """Return whether a Host header may have this host name or address.
@@ -182,19 +177,14 @@ class Settings:
         name = name.lower().strip("[]")
         if name in (*LOOPBACK, self.host.lower(), *(known.lower() for known in self.names)):
             return True
-        return not self.is_private and _is_address(name)
+        return not self.is_private and _address(name) is not None
 
 
-def is_loopback(host: str) -> bool:
-    """Return whether a host name or address is a loopback address."""
-    return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host.strip("[]")).is_loopback)
-
-
-def _is_address(host: str) -> bool:
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        return bool(ipaddress.ip_address(host.strip("[]")))
+        return ipaddress.ip_address(host.strip("[]"))
     except ValueError:
-        return False
+        return None
 
 
 def _is_network(text: str) -> bool:

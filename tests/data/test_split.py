@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from tests.data.pictures import jpeg
 from weft.data import SplitPlan, open_data
 from weft.data.split import (
-    grouped,
     grouped_fold,
     grouped_share,
     grouped_split,
@@ -132,13 +131,6 @@ def test_a_proportional_subset_keeps_the_shares_of_held_out_images() -> None:
     assert proportional_subset(kept, 2000, 0) == list(range(1000))
 
 
-def test_a_group_is_the_parenthesised_part_or_the_match() -> None:
-    keys = ["cat/p7_1.jpg", "dog/p7_2.jpg", "dog/other.jpg"]
-    assert grouped(keys, r"p(\d+)_") == ["7", "7", "/dog/other.jpg"]
-    assert grouped(keys, r"p\d+") == ["p7", "p7", "/dog/other.jpg"]
-    assert grouped(keys, r"^(cat|dog)/(p)?")[1] == "dog/p"
-
-
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two classes; the images of a patient are in both."""
@@ -219,7 +211,11 @@ def test_a_given_split_tells_of_groups_on_both_sides(photos, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
-        ({"group": "("}, UsageError, "--group must be a column .*, or a regular expression; '\\(' is neither"),
+        (
+            {"group": "("},
+            UsageError,
+            "--group must be a column .*, a regular expression, or one of similar, .*'\\(' is none",
+        ),
         ({"group": "kennel"}, DataError, "matches none of 24"),
         ({"group": "patient"}, DataError, "all 24 images are in one"),
         ({"group": "^(ill|well)/"}, DataError, "two groups or more: choose another --group"),

@@ -24,13 +24,14 @@ from weft.data.checks import (
 )
 from weft.data.folder import existing, open_folder
 from weft.data.formats import MAX_PIXELS
+from weft.data.groups import NONE, GroupError, groups_of
 from weft.data.index import DECODED, HEADER, UNKNOWN, Progress
 from weft.data.inventory import Inventory, check_images
 from weft.data.library import DIGITS, open_digits, open_hf, open_torchvision
 from weft.data.remote import is_remote
 from weft.data.shards import CACHE_BYTES, ShardReader, is_shards, open_shards, shard_paths
 from weft.data.source import KeyedSource, Splits
-from weft.data.split import DEFAULT, GroupError, Side, SplitPlan, assign, grouped, limited, with_trained_classes
+from weft.data.split import DEFAULT, Side, SplitPlan, assign, limited, with_trained_classes
 from weft.data.table import SUFFIXES, open_table
 from weft.data.tabular import PARQUET
 from weft.data.tree import is_folder_of
@@ -248,8 +249,8 @@ def _split(
     nesting = check_nesting(inventory, classes)
     names = class_list(inventory, classes)
     inside = [i for i, name in enumerate(inventory.class_names) if name]
-    if plan.group is not None:
-        _check_groups(inventory, inside, plan.group, any_number=evaluate_only)
+    if inventory.groups or plan.group not in (None, NONE):
+        _check_groups(inventory, inside, plan, any_number=evaluate_only)
     is_all_for_training = set(inventory.splits) == {"train"} and classes is not None and not evaluate_only
     sides = limited(inventory, *((inside, []) if is_all_for_training else assign(inventory, inside, plan)), plan)
     if only is not None and inventory.is_given:
@@ -314,10 +315,12 @@ def _split(
     )
 
 
-def _check_groups(inventory: Inventory, images: Side, group: str, *, any_number: bool) -> None:
+def _check_groups(inventory: Inventory, images: Side, plan: SplitPlan, *, any_number: bool) -> None:
     """Add the groups of images by their keys, unless a column of a table has them."""
+    group = str(plan.group)
     if not inventory.groups:
-        groups = dict(zip(images, grouped(inventory.labelled(images)[0], group), strict=True))
+        found = groups_of(group, inventory.labelled(images)[0], inventory.read, plan.series)
+        groups = dict(zip(images, found, strict=True))
         inventory.groups = [groups.get(i, "") for i in range(len(inventory.keys))]
     if len({inventory.groups[i] for i in images}) < 2 and not any_number:
         raise GroupError(

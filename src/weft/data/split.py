@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,10 +20,6 @@ from weft.text import printable
 
 Labels = Sequence[int] | Sequence[str]
 """Class of every image, as an index or a name."""
-
-
-class GroupError(DataError):
-    """Groups of images that the data do not have, or that do not allow a split."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +32,10 @@ class SplitPlan:
             validation set, in place of `val_fraction`.
         fold: from 1 to `folds`.
         seed: seed of the split, and of the choice by `limit` and `train_fraction`.
-        group: images of the same group are on the same side of the split: a column of the table, or a regular
-            expression whose match in the image's key (the parenthesised part, if there is one) names the group.
+        group: images of the same group are on the same side of the split: a column of the table, one of
+            `weft.data.groups.RULES`, or a regular expression whose match in the image's key (the parenthesised part, if
+            there is one) names the group.
+        series: series of photos that look alike, by key, for the group `similar`.
         train_fraction: fraction of each class to use for training, above 0; validation images are all used.
         limit: maximum number of training images and of validation images, taken round-robin from the classes.
 
@@ -51,6 +48,7 @@ class SplitPlan:
     fold: int = 1
     seed: int = 0
     group: str | None = None
+    series: Mapping[str, str] | None = None
     train_fraction: float = 1.0
     limit: int | None = None
 
@@ -93,7 +91,7 @@ def assign(inventory: Inventory, images: Side, plan: SplitPlan) -> tuple[Side, S
         own_train, own_val = ([i for i in images if inventory.splits[i] == side] for side in ("train", "val"))
         return own_train, own_val
     keys, labels = inventory.labelled(images)
-    if plan.group is not None:
+    if inventory.groups:
         groups = [inventory.groups[i] for i in images]
         if plan.folds is None:
             held_out = grouped_share(labels, groups, plan.val_fraction, plan.seed)
@@ -130,34 +128,6 @@ def limited(inventory: Inventory, train: Side, val: Side, plan: SplitPlan) -> tu
             for side in (train, val)
         )
     return train, val
-
-
-def grouped(keys: Sequence[str], pattern: str) -> list[str]:
-    """Return the group of every image by its key: the parenthesised parts of a regular expression, or its whole match
-    without any; where it does not match, a group of its own.
-
-    Raises:
-        UsageError: the pattern is not a regular expression.
-        GroupError: it matches no image.
-    """
-    try:
-        expression = re.compile(pattern)
-    except re.error as error:
-        raise UsageError(
-            f"--group must be a column of the table, or a regular expression; '{printable(pattern)}' is neither"
-            f" ({error})."
-        ) from None
-    matches = [expression.search(key) for key in keys]
-    if not any(matches):
-        raise GroupError(
-            f"--group must be a column of the table, or match the names of images; '{printable(pattern)}' matches none"
-            f" of {len(keys):,}, such as '{printable(min(keys, default=''))}'."
-        )
-    # A key never begins with a slash, so no match has the name of a single image.
-    return [
-        ("/".join(filter(None, match.groups())) or match[0]) if match else f"/{key}"
-        for key, match in zip(keys, matches, strict=True)
-    ]
 
 
 def rank(key: str, seed: int) -> bytes:
@@ -263,14 +233,16 @@ def grouped_split(labels: Labels, groups: Sequence[str], held_out: Iterable[int]
     A class whose images are all in one group, as the only image of a class, is never held out.
     """
     val = set(held_out)
-    while True:
-        trained = {label for i, label in enumerate(labels) if i not in val}
-        kept = {groups[i] for i in val if labels[i] not in trained}
-        if not kept:
-            return _rest(len(labels), val), sorted(val)
-        # One group per round is enough for its classes, and leaves others held out.
-        first = min(kept)
-        val -= {i for i in val if groups[i] == first}
+    trained, classes_of = {label for i, label in enumerate(labels) if i not in val}, defaultdict(set)
+    for i in val:
+        classes_of[groups[i]].add(labels[i])
+    kept = set()
+    for group in sorted(classes_of):
+        if not classes_of[group] <= trained:
+            trained |= classes_of[group]
+            kept.add(group)
+    val = {i for i in val if groups[i] not in kept}
+    return _rest(len(labels), val), sorted(val)
 
 
 def stratified_subset(keys: Sequence[str], labels: Labels, limit: int, seed: int) -> list[int]:

@@ -1,17 +1,20 @@
 """Groups: which images belong together, so that a split keeps them on one side.
 
-A group is named by a column of a table, by a pattern in the key of an image, by the camera and the time of a photo, by
-the name without its counter, or by a series of photos that look alike (`weft.data.series`).
+A group is named by a column of a table, by a pattern in the key of an image, by a file that lists the images, by the
+camera and the time of a photo, by the name without its counter, or by a series of photos that look alike
+(`weft.data.series`).
 """
 
 from __future__ import annotations
 
+import csv
 import io
 import os
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 
 from PIL import ExifTags, Image
 
@@ -19,10 +22,13 @@ from weft.data.decode import BadImage
 from weft.data.index import in_threads
 from weft.data.source import Reader
 from weft.errors import DataError, UsageError
-from weft.text import printable
+from weft.files import write_table
+from weft.text import printable, reason_of
 
 SIMILAR, EXIF, NAME, NONE = RULES = ("similar", "exif", "name", "none")
 """Values of `data.group` that name a rule; a column of a table with such a name comes first."""
+COLUMNS = "image", "group"
+"""Columns of a file of groups."""
 MAX_PAUSE = 60  # seconds between two photos of a camera in one group
 COUNTER = re.compile(r"(.*?)[\W_]*\d+\W*", re.DOTALL)  # the number at the end of a name, and what is before it
 
@@ -35,30 +41,60 @@ def groups_of(group: str, keys: Sequence[str], read: Reader, series: Mapping[str
     """Return the group of every image; an image that the rule says nothing about is a group of its own.
 
     Args:
-        group: a rule of `RULES` other than `none`, or a pattern.
+        group: a rule of `RULES` other than `none`, the path of a file of `write_groups`, or a pattern.
         keys: of the images.
         read: function from key to bytes, for `exif`.
         series: of photos that look alike, by key; for `similar`.
 
     Raises:
         UsageError: the pattern is not a regular expression, or no series were looked for.
-        GroupError: the rule applies to no image.
+        GroupError: the rule applies to no image, or the file cannot be read.
     """
     if group == SIMILAR:
         if series is None:
             raise UsageError(
                 "--group similar needs the features of a network; this command computes none. Write the series to a"
-                " table, and use its column: weft data check DATA --series FILE."
+                " file, and name it: weft data check DATA --series FILE, then --group FILE."
             )
         named = [series.get(key) for key in keys]
     elif group == EXIF:
         named = _by_time(keys, read)
     elif group == NAME:
         named = [_without_counter(key) for key in keys]
+    elif group.endswith(".csv") and os.path.isfile(group):
+        listed = read_groups(Path(group))
+        named = [listed.get(key) for key in keys]
+        if not any(named):
+            raise GroupError(
+                f"{printable(group)} must list images of the data, such as '{printable(min(keys, default=''))}'; it"
+                " lists none of them. Name the file that was written for these data."
+            )
     else:
         named = _by_pattern(keys, group)
     # A key never begins with a slash, so no group has the name of a single image.
     return [name or f"/{key}" for name, key in zip(named, keys, strict=True)]
+
+
+def write_groups(path: Path, groups: Mapping[str, str]) -> None:
+    """Write the group of each image of several by its key."""
+    write_table(path, COLUMNS, groups.items())
+
+
+def read_groups(path: Path) -> dict[str, str]:
+    """Return the group of each image by its key; images with an empty group are left out.
+
+    Raises:
+        GroupError: the file cannot be read, or lacks a column.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
+            rows = [[row[column] or "" for column in COLUMNS] for row in csv.DictReader(file)]
+    except (OSError, csv.Error, KeyError, ValueError) as error:
+        raise GroupError(
+            f"{printable(str(path))} must be a CSV file with the columns {' and '.join(COLUMNS)}; it cannot be read"
+            f" ({reason_of(error)}). Restore it."
+        ) from error
+    return {key: group for key, group in rows if group}
 
 
 def _by_pattern(keys: Sequence[str], pattern: str) -> list[str | None]:
@@ -67,7 +103,7 @@ def _by_pattern(keys: Sequence[str], pattern: str) -> list[str | None]:
         expression = re.compile(pattern)
     except re.error as error:
         raise UsageError(
-            f"--group must be a column of the table, a regular expression, or one of {', '.join(RULES)};"
+            f"--group must be a column of the table, a CSV file, a regular expression, or one of {', '.join(RULES)};"
             f" '{printable(pattern)}' is none of these ({error})."
         ) from None
     matches = [expression.search(key) for key in keys]

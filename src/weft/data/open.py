@@ -24,7 +24,7 @@ from weft.data.checks import (
 )
 from weft.data.folder import existing, open_folder
 from weft.data.formats import MAX_PIXELS
-from weft.data.groups import NONE, GroupError, groups_of
+from weft.data.groups import GroupError, groups_of
 from weft.data.index import DECODED, HEADER, UNKNOWN, Progress
 from weft.data.inventory import Inventory, check_images
 from weft.data.library import DIGITS, open_digits, open_hf, open_torchvision
@@ -178,6 +178,11 @@ def problem_of(inventory: Inventory) -> str:
     return ""
 
 
+def is_library(data: str) -> bool:
+    """Return whether data are a dataset by name, from a library."""
+    return data in (DIGITS, *ALIASES) or data.partition(":")[0] in ("torchvision", "hf")
+
+
 def check_exists(data: str | Path) -> None:
     """Refuse a folder, table or shard that does not exist. Datasets by name are not looked up.
 
@@ -185,7 +190,7 @@ def check_exists(data: str | Path) -> None:
         DataError: there is none.
     """
     text = os.fspath(data)
-    if text in (DIGITS, *ALIASES) or text.partition(":")[0] in ("torchvision", "hf"):
+    if is_library(text):
         return
     files = shard_paths(text) if is_shards(text) else [Path(text)] if text.endswith(SUFFIXES) else []
     if missing := [file for file in files if not (is_remote(str(file)) or os.path.lexists(file))]:
@@ -249,7 +254,7 @@ def _split(
     nesting = check_nesting(inventory, classes)
     names = class_list(inventory, classes)
     inside = [i for i, name in enumerate(inventory.class_names) if name]
-    if inventory.groups or plan.group not in (None, NONE):
+    if inventory.groups or plan.is_grouped:
         _check_groups(inventory, inside, plan, any_number=evaluate_only)
     is_all_for_training = set(inventory.splits) == {"train"} and classes is not None and not evaluate_only
     sides = limited(inventory, *((inside, []) if is_all_for_training else assign(inventory, inside, plan)), plan)

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from weft.data.groups import NONE, SIMILAR
 from weft.data.inventory import Inventory
 from weft.errors import DataError, UsageError
 from weft.text import printable
@@ -35,7 +36,7 @@ class SplitPlan:
         group: images of the same group are on the same side of the split: a column of the table, one of
             `weft.data.groups.RULES`, or a regular expression whose match in the image's key (the parenthesised part, if
             there is one) names the group.
-        series: series of photos that look alike, by key, for the group `similar`.
+        series: series of photos that look alike, by key, for the group `similar`; a photo that is not in it is alone.
         train_fraction: fraction of each class to use for training, above 0; validation images are all used.
         limit: maximum number of training images and of validation images, taken round-robin from the classes.
 
@@ -67,6 +68,11 @@ class SplitPlan:
             raise UsageError(f"folds must be at least 2; got {self.folds}. 5 is usual.")
         if not 1 <= self.fold <= (self.folds or 1):
             raise UsageError(f"fold must be from 1 to folds ({self.folds}); got {self.fold}.")
+
+    @property
+    def is_grouped(self) -> bool:
+        """Whether images may have groups: not without a rule, nor where no series were found."""
+        return self.group not in (None, NONE) and not (self.group == SIMILAR and self.series == {})
 
     @property
     def description(self) -> str:

@@ -26,7 +26,7 @@ from weft.inference.arguments import (
     range_advice,
     recipe_of,
 )
-from weft.inference.inputs import Selected, images_of, name_of, open_labelled, select_split
+from weft.inference.inputs import Selected, images_of, name_of, open_labelled, select_split, series_of
 from weft.inference.metrics import Evaluation
 from weft.inference.predictor import NO_DETECTOR, Predictor
 from weft.inference.real_labels import RealLabels
@@ -120,7 +120,8 @@ def evaluate(
     trained_with, num_classes = recipe_of(Path(run)), len(predictor.classes)
     names = predictor.model.info.label_names
     images = images_of(Path(run))
-    splits = open_labelled(data, names, num_classes, options, trained_with, split=split, images=images)
+    series = series_of(Path(run))
+    splits = open_labelled(data, names, num_classes, options, trained_with, split=split, images=images, series=series)
     selected = select_split(splits, split, data, trained_with, images)
     source = selected.source
     if labels is not None:

@@ -13,7 +13,7 @@ from weft.deploy.formats import AUTO, BATCH_SIZES, SUFFIXES, checked_format
 from weft.errors import DataError, UsageError
 from weft.files import refuse_taken
 from weft.inference.arguments import InferenceOptions, recipe_of
-from weft.inference.inputs import open_labelled
+from weft.inference.inputs import open_labelled, series_of
 from weft.progress import loading, obeys_quiet
 
 if TYPE_CHECKING:
@@ -69,7 +69,9 @@ def export_run(
     model, classes = load_public(source) if isinstance(source, str) else load_model_dir(source)
     splits = None
     if data is not None:
-        splits = open_labelled(data, classes, model.num_classes, options, recipe_of(Path(run)))
+        splits = open_labelled(
+            data, classes, model.num_classes, options, recipe_of(Path(run)), series=series_of(Path(run))
+        )
         if len(splits.val) == 0:
             raise DataError(
                 f"An export is verified on held-out images; {data} has none. Give every class two images or more, or"

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from weft.data import Sample, Source, SplitPlan, Splits, open_data
 from weft.data.fingerprint import Fingerprint
+from weft.data.groups import read_groups
 from weft.data.source import pixel_limit
 from weft.errors import DataError, UsageError, unknown
 from weft.inference.arguments import InferenceOptions, run_folder
 from weft.models.imagenet import ImageNetClasses, recognized
 from weft.progress import Work, say
 from weft.recipes import Recipe
-from weft.runs.directory import FINGERPRINT
+from weft.runs.directory import FINGERPRINT, SERIES
 from weft.text import first_few, printable
 
 
@@ -34,6 +35,7 @@ def open_labelled(
     *,
     split: str = "all",
     images: Fingerprint | None = None,
+    series: Mapping[str, str] | None = None,
 ) -> Splits:
     """Open a dataset with the classes of a model, split as the training run split it. Of data with a split of their
     own, only the images that `split` names are checked.
@@ -43,13 +45,14 @@ def open_labelled(
     Args:
         split: as in `evaluate`; `test` is held out in place of the validation split.
         images: of the training run, if they are known: with their hashes, those of the data are needed to find them.
+        series: of the training run, if it found some.
 
     Raises:
         DataError: the dataset cannot be read, or has other classes.
     """
     imagenet, recipe = recognized(classes), trained_with or Recipe()
     trained, checks = recipe.data, recipe.data
-    plan = replace(split_plan(recipe), train_fraction=1.0, limit=options.limit)
+    plan = replace(split_plan(recipe, series), train_fraction=1.0, limit=options.limit)
     if trained_with is not None and not _is_same(data, trained.source):
         checks = Recipe().data
         plan = replace(plan, folds=None, fold=1, group=None)  # which mean nothing here
@@ -86,8 +89,8 @@ def open_labelled(
     return splits
 
 
-def split_plan(recipe: Recipe) -> SplitPlan:
-    """Return the split that a recipe asks for."""
+def split_plan(recipe: Recipe, series: Mapping[str, str] | None = None) -> SplitPlan:
+    """Return the split that a recipe asks for; `series` are those that the training found, by key."""
     data = recipe.data
     return SplitPlan(
         val_fraction=data.val_fraction,
@@ -95,6 +98,7 @@ def split_plan(recipe: Recipe) -> SplitPlan:
         fold=data.fold or 1,
         seed=recipe.split_seed,
         group=data.group,
+        series=series or {},
         train_fraction=data.train_fraction,
         limit=data.limit,
     )
@@ -157,12 +161,22 @@ def _meanings(name: str, imagenet: ImageNetClasses, places: Sequence[int]) -> st
 
 def images_of(run: Path) -> Fingerprint | None:
     """Return the images that a model was trained with, if it or its export is in its run directory."""
+    file = _recorded(run, FINGERPRINT)
+    return None if file is None else Fingerprint.read(file)
+
+
+def series_of(run: Path) -> dict[str, str]:
+    """Return the series that the training of a model found in its images, by key; empty if it found none."""
+    file = _recorded(run, SERIES)
+    return {} if file is None else read_groups(file)
+
+
+def _recorded(run: Path, name: str) -> Path | None:
+    """Return a file of the run directory of a model or of its export; None for another model, or without the file."""
     if not run.exists():  # the name of a public model
         return None
-    for folder in (run_folder(run), run.resolve().parent, run.resolve().parent.parent):
-        if (folder / FINGERPRINT).is_file():
-            return Fingerprint.read(folder / FINGERPRINT)
-    return None
+    folders = (run_folder(run), run.resolve().parent, run.resolve().parent.parent)
+    return next((folder / name for folder in folders if (folder / name).is_file()), None)
 
 
 class Selected(NamedTuple):

@@ -45,9 +45,11 @@ class Data:
     fold: Annotated[int, Within(1, 1000)] | None = None
     """With `folds`: train with this fold as validation set only. None: with every fold in turn."""
 
-    group: str | None = option(None, "COLUMN|PATTERN")
-    """Keep images of a group on the same side of the split: column of a table, or pattern in the path. A group has the
-    images of an object, a patient or a burst; a pattern is a regular expression, such as `patient(\\d+)`."""
+    group: str | None = option(None, "COLUMN|PATTERN|FILE|RULE")
+    """Keep images of a group on the same side of the split: column of a table, pattern in the path, file of `weft data
+    check --series`, or a rule. A pattern is a regular expression, such as `patient(\\d+)`. Rules: `similar`, photos
+    that look alike; `exif`, photos of a camera within a minute; `name`, names that differ by a number at their end;
+    `none`, a random split. None: `similar`, if photos that look alike are found."""
 
     image: str | None = None
     """Column of a table, or of a dataset of `hf:`, that has the images or their paths. None: recognised by its name."""

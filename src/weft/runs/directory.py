@@ -8,6 +8,7 @@ metrics.csv    one row per epoch
 steps.csv      one row per step
 best/ last/    model directories
 state/         training states, from which an interrupted run resumes
+series.csv     series of photos that look alike, where training found some
 images.tsv.gz  fingerprint of the dataset: class, split, size and hash of every image
 report/        figures and tables
 public_classifier.safetensors  of the public weights that the run started from, for the detector of unknown images
@@ -36,10 +37,11 @@ from weft.text import reason_of
 
 CONTENTS = ("recipe.yaml", "metrics.csv", "steps.csv", "best", "last", "state", "images.tsv.gz", "report")
 FINGERPRINT = "images.tsv.gz"
+SERIES = "series.csv"
 PUBLIC_CLASSIFIER = "public_classifier.safetensors"
 FOLDS, CROSS_VALIDATION = "folds", "cross_validation.json"
 # entries that --force may replace
-REPLACEABLE = (*CONTENTS, PUBLIC_CLASSIFIER, FOLDS, CROSS_VALIDATION, "tensorboard", "wandb")
+REPLACEABLE = (*CONTENTS, SERIES, PUBLIC_CLASSIFIER, FOLDS, CROSS_VALIDATION, "tensorboard", "wandb")
 LOCK = Path("state") / "lock"  # it does not count as content
 PROBE = LOCK.with_name("probe-000000000.safetensors")  # as long as the longest path in a run directory
 RETRY_S = 0.5  # time to wait for another process that is creating or removing the lock file

@@ -12,6 +12,7 @@ import torch
 from weft.checkpoints import save_model_dir
 from weft.checkpoints.config import read_config
 from weft.data.fingerprint import fingerprint
+from weft.data.groups import write_groups
 from weft.data.preprocessing import eval_transform
 from weft.errors import StorageError, UsageError
 from weft.files import remove, temporary_path, write_file
@@ -20,7 +21,7 @@ from weft.machine.processor import bf16_note
 from weft.models.contract import preprocessing
 from weft.progress import Work, say
 from weft.recipes import dump
-from weft.runs.directory import FINGERPRINT, PUBLIC_CLASSIFIER, REPLACEABLE, clear, refuse_taken
+from weft.runs.directory import FINGERPRINT, PUBLIC_CLASSIFIER, REPLACEABLE, SERIES, clear, refuse_taken
 from weft.train.distillation import Teacher, is_cached
 from weft.train.environment import environment
 from weft.train.loop import Learner
@@ -128,6 +129,8 @@ def _replacing(plan: Plan, learner: Learner, out: Path, trackers: Sequence[str],
         clear(out, [name for name in REPLACEABLE if name not in trackers])
         write_file(out / "recipe.yaml", dump(recorded))
         images.write(out / FINGERPRINT)
+        if plan.series:
+            write_groups(out / SERIES, plan.series)
         if classifier is not None:
             write_file(out / PUBLIC_CLASSIFIER, classifier)
         yield tracker

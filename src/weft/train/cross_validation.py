@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from weft.files import write_file
+from weft.inference.inputs import series_of
 from weft.inference.metrics import pooled
 from weft.inference.report import write_report
 from weft.progress import quietly, say
@@ -55,7 +56,7 @@ def _trained(run: Run, recipe: Recipe, folder: Path) -> Run:
     is_started = run.runtime.max([float(newest_step(folder / "state") is not None)])[0]
     saved = open_state(folder, recipe, override=True) if is_started else None
     with quietly():
-        plan = Plan(recipe, open_splits(recipe), run.runtime, loads_weights=saved is None)
+        plan = Plan(recipe, open_splits(recipe, series_of(run.out)), run.runtime, loads_weights=saved is None)
     if saved is not None:
         return begin.resume(plan, saved, run.stop, whole=run.whole)
     with reserved(folder, force=True) if run.runtime.is_main else contextlib.nullcontext():

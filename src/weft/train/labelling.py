@@ -23,7 +23,7 @@ from weft.files import check_output, new_directory, write_table
 from weft.inference.arguments import InferenceOptions, check_images, check_outside_images, image_files, recipe_of
 from weft.inference.embedding import feature_predictor, none_readable, read_files
 from weft.inference.image_card import image_gallery
-from weft.inference.inputs import SourcePart, images_of
+from weft.inference.inputs import SourcePart, images_of, series_of
 from weft.inference.predictor import Predictor
 from weft.machine.processor import bf16_note
 from weft.progress import Work, loading, obeys_quiet, quietly, say
@@ -260,7 +260,7 @@ def _labelled_images(run: Path, classes: Sequence[str]) -> _LabelledImages:
 
     try:
         with quietly():
-            splits = open_splits(recipe)
+            splits = open_splits(recipe, series_of(run))
         if list(splits.classes) != list(classes):
             raise DataError(f"The classes of {printable(str(recipe.data.source))} have changed.")
         sides = [*images.sides_of(splits.train), *images.sides_of(splits.val)]

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -65,6 +65,7 @@ class Plan:
         notes: a sentence for each decision.
         loads_weights: load the public weights; not for a run whose weights come from a saved state.
         request: what the user named.
+        series: series of photos that look alike, by key, if training found some.
     """
 
     recipe: Recipe
@@ -73,6 +74,7 @@ class Plan:
     notes: tuple[str, ...] = ()
     loads_weights: bool = True
     request: Request = NOTHING
+    series: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def network(self) -> nn.Module:
@@ -215,8 +217,8 @@ def with_value_range(recipe: Recipe, splits: Splits) -> Recipe:
     return dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, value_range=value_range))
 
 
-def open_splits(recipe: Recipe) -> Splits:
-    """Open the dataset of a recipe, and print what is read.
+def open_splits(recipe: Recipe, series: Mapping[str, str] | None = None) -> Splits:
+    """Open the dataset of a recipe, and print what is read; `series` are those that were found, by key.
 
     Raises:
         DataError: the dataset cannot be used.
@@ -225,7 +227,7 @@ def open_splits(recipe: Recipe) -> Splits:
     with Work("reading") as work:
         return open_data(
             str(recipe.data.source),
-            split_plan(recipe),
+            split_plan(recipe, series),
             image=recipe.data.image,
             label=recipe.data.label,
             check=recipe.data.check,

@@ -127,9 +127,10 @@ def train(
         refuse_taken(Path(out), force=force)
     plan = _planned(request)
     from weft.train import begin
+    from weft.train.series import in_series
 
     with _reserved(plan, out, force=force) as folder:
-        return _finished(begin.start(plan.measured(), folder, stop, trackers, force=force))
+        return _finished(begin.start(in_series(plan).measured(), folder, stop, trackers, force=force))
 
 
 @obeys_quiet
@@ -336,6 +337,7 @@ def _resume(
 ) -> RunResult:
     """Resume a run."""
     with loading():
+        from weft.inference.inputs import series_of
         from weft.machine.runtime import Runtime
         from weft.train import begin
         from weft.train.network import check_sync_bn
@@ -347,5 +349,5 @@ def _resume(
     check_sync_bn(saved.recipe, runtime)
     with locked(out) if runtime.is_main else contextlib.nullcontext():
         recipe = dataclasses.replace(saved.recipe, precision=runtime.precision)  # that of an override may be `auto`
-        plan = Plan(recipe, open_splits(recipe), runtime, loads_weights=False)
+        plan = Plan(recipe, open_splits(recipe, series_of(out)), runtime, loads_weights=False)
         return _finished(begin.resume(plan, saved, stop, trackers))

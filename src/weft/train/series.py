@@ -1,0 +1,91 @@
+"""Series of photos in the data of a run: they are found before the split, and held out as a whole.
+
+A random split puts photos of one series on both sides, and the accuracy is then that on further photos of the same
+series. They are looked for if neither the data nor the user say which images belong together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+
+import numpy as np
+from PIL import Image
+
+from weft.data.decode import BadImage, open_image
+from weft.data.groups import NONE, SIMILAR
+from weft.data.index import in_threads
+from weft.data.open import is_library
+from weft.data.series import MIN_SILHOUETTE, MIN_SILHOUETTE_PIXELS, find_series, standardised, whitened
+from weft.data.source import Source, lost_error, pixel_limit
+from weft.inference.features import read_features
+from weft.inference.inputs import SourcePart
+from weft.inference.measurement import evaluation_batches
+from weft.progress import Work, quietly
+from weft.text import count
+from weft.train.network import load_start_weights
+from weft.train.plan import FEATURE_BATCH, Plan, open_splits
+
+MAX_IMAGES = 20_000  # of more, series are only looked for if the user says so
+SIDE = 8  # pixels of the small versions
+
+
+def in_series(plan: Plan) -> Plan:
+    """Return the plan with a split that keeps the series of photos on one side; the same plan if there are none."""
+    data, splits = plan.recipe.data, plan.splits
+    is_left_open = data.group is None and data.limit is None and len(splits.train) + len(splits.val) <= MAX_IMAGES
+    has_own = splits.is_given or splits.groups is not None or is_library(str(data.source))
+    if has_own or not (is_left_open or data.group == SIMILAR):
+        return plan
+    series = plan.runtime.gather(_series(plan) if plan.runtime.is_main else None)[0]
+    if not series:
+        return plan
+    recipe = dataclasses.replace(plan.recipe, data=dataclasses.replace(data, group=SIMILAR))
+    with quietly():
+        grouped = open_splits(recipe, series)
+    number = len(set(series.values())) + len(splits.train) + len(splits.val) - len(series)
+    note = (
+        f"{count(len(splits.train) + len(splits.val), 'photo')} in {number:,} series of photos that look alike: each"
+        " series is held out as a whole, so that the accuracy is that on photos of other series. A random split:"
+        f" --group {NONE}."
+    )
+    notes = (*grouped.notes, note, *plan.notes[len(splits.notes) :])
+    return dataclasses.replace(plan, recipe=recipe, splits=grouped, notes=notes, series=series)
+
+
+def _series(plan: Plan) -> dict[str, str]:
+    """Return the series of every photo by its key, without photos that are alone; empty if there are no series."""
+    recipe, images = plan.recipe, SourcePart(plan.splits.train, plan.splits.val)
+    if recipe.pretrained or recipe.start_from is not None:
+        if recipe.start_from is not None:
+            load_start_weights(plan.network, recipe.start_from, plan.splits.classes)
+        batches = evaluation_batches(images, plan.network, FEATURE_BATCH, recipe.workers)
+        with Work("series", len(images)) as work:
+            features, _ = read_features(plan.network, batches, plan.runtime, work.advance, is_mirrored=False)
+        rows, least = standardised(features[0][:, 0]), MIN_SILHOUETTE
+    else:
+        rows, least = whitened(_small(images)), MIN_SILHOUETTE_PIXELS
+    series, silhouette = find_series(rows, np.array(images.labels))
+    sizes = Counter(series.tolist())
+    if silhouette < least:
+        return {}
+    return {key: f"series {one}" for key, one in zip(images.keys, series.tolist(), strict=True) if sizes[one] > 1}
+
+
+def _small(images: Source) -> np.ndarray:
+    """Return the images at 8x8 pixels (n values)."""
+
+    def small(i: int) -> np.ndarray:
+        sample = images.read(i)
+        try:
+            image = open_image(sample.data, max_pixels=pixel_limit(images), at_least=4 * SIDE)
+        except BadImage as error:
+            raise lost_error(images, sample.key, error) from error
+        return np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BOX)).ravel()
+
+    with Work("series", len(images)) as work:
+        rows = []
+        for row in in_threads(small, range(len(images))):
+            rows.append(row)
+            work.advance(1)
+    return np.stack(rows)

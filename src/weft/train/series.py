@@ -45,9 +45,8 @@ def in_series(plan: Plan) -> Plan:
         grouped = open_splits(recipe, series)
     number = len(set(series.values())) + len(splits.train) + len(splits.val) - len(series)
     note = (
-        f"{count(len(splits.train) + len(splits.val), 'photo')} in {number:,} series of photos that look alike: each"
-        " series is held out as a whole, so that the accuracy is that on photos of other series. A random split:"
-        f" --group {NONE}."
+        f"{count(len(splits.train) + len(splits.val), 'image')} in {number:,} series of similar images: every series is"
+        f" on one side of the split. The accuracy is for images of other series. A random split: --group {NONE}."
     )
     notes = (*grouped.notes, note, *plan.notes[len(splits.notes) :])
     return dataclasses.replace(plan, recipe=recipe, splits=grouped, notes=notes, series=series)

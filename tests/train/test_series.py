@@ -1,0 +1,132 @@
+"""Series of images are on one side of every split of a run, and a run keeps the split that it began with."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.train.tiny import killed_after, paint, run, settings
+from weft.data.fingerprint import Fingerprint
+from weft.data.groups import read_groups
+from weft.inference import evaluate
+from weft.recipes import load_recipe
+from weft.train import train
+from weft.train import series as module
+
+CLIPS, FRAMES = 5, 5  # of each of three classes
+
+
+def write_clips(folder: Path) -> Path:
+    """Write clips of noise: the frames of a clip differ little. Names say nothing about clips in their order."""
+    random = np.random.default_rng(0)
+    for number in range(3):
+        (folder / f"class{number}").mkdir(parents=True)
+        for clip in range(CLIPS):
+            pixels = random.integers(0, 120, (20, 24, 3)) + 60 * number
+            for frame in range(FRAMES):
+                noisy = np.clip(pixels + random.normal(0, 5, pixels.shape), 0, 255).astype(np.uint8)
+                Image.fromarray(noisy).save(folder / f"class{number}" / f"{random.integers(10**9)}_{clip}{frame}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_clips(tmp_path_factory.mktemp("clips") / "data")
+
+
+def clips_by_side(out: Path) -> dict[str, set[str]]:
+    """Return the clips of each side of a run."""
+    sides: dict[str, set[str]] = {"train": set(), "val": set()}
+    for side, name, key, _ in Fingerprint.read(out / "images.tsv.gz").cells:
+        sides[side].add(f"{name} {Path(key).stem.split('_')[1][0]}")
+    return sides
+
+
+@pytest.fixture(scope="module")
+def finished(clips: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run(clips, tmp_path_factory.mktemp("finished") / "run")
+
+
+def test_each_clip_is_on_one_side_and_its_frames_are_a_series(finished: Path) -> None:
+    sides = clips_by_side(finished)
+    assert not sides["train"] & sides["val"]
+    assert len(sides["val"]) == 3
+    series = read_groups(finished / "series.csv")
+    assert len(series) == 3 * CLIPS * FRAMES
+    assert len({(Path(key).parent.name, Path(key).stem.split("_")[1][0], one) for key, one in series.items()}) == 15
+    assert load_recipe(finished / "recipe.yaml").data.group == "similar"
+
+
+def test_a_resumed_run_has_the_split_and_the_bits_of_an_uninterrupted_one(
+    clips: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with killed_after(2):
+        run(clips, tmp_path / "run")
+    monkeypatch.setattr(module, "find_series", None)  # they are not looked for again
+    train(resume=tmp_path / "run", quiet=True)
+    for name in ("series.csv", "images.tsv.gz", "best/model.safetensors", "last/model.safetensors"):
+        assert (tmp_path / "run" / name).read_bytes() == (finished / name).read_bytes(), name
+
+
+@pytest.mark.parametrize("split", ["auto", "val"])
+def test_an_evaluation_uses_the_images_that_were_held_out(
+    clips: Path, finished: Path, split: str, tmp_path: Path
+) -> None:
+    held_out = [key for side, _, key, _ in Fingerprint.read(finished / "images.tsv.gz").cells if side == "val"]
+    moved = shutil.copytree(clips, tmp_path / "moved") if split == "auto" else clips
+    assert sorted(evaluate(finished, moved, split=split, quiet=True).keys) == sorted(held_out)
+
+
+def test_every_fold_holds_out_whole_clips(clips: Path, tmp_path: Path) -> None:
+    out = run(clips, tmp_path / "run", epochs=1, **{"data.folds": 3})
+    held_out = []
+    for folder in (out, out / "folds" / "2", out / "folds" / "3"):
+        sides = clips_by_side(folder)
+        assert not sides["train"] & sides["val"]
+        held_out += sides["val"]
+    assert len(held_out) == len(set(held_out)) == 3 * CLIPS
+
+
+@pytest.mark.parametrize(
+    ("more", "group"),
+    [({"data.group": "none"}, "none"), ({"data.limit": 70}, None), ({"data.group": r"_(\d)"}, r"_(\d)")],
+)
+def test_series_are_not_looked_for_where_the_user_decides(
+    clips: Path, tmp_path: Path, more: dict[str, Any], group: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "find_series", None)
+    out = run(clips, tmp_path / "run", epochs=1, **more)
+    assert load_recipe(out / "recipe.yaml").data.group == group
+    assert not (out / "series.csv").exists()
+
+
+def test_a_split_of_the_data_stays(clips: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "find_series", None)
+    data = tmp_path / "data"
+    shutil.copytree(clips, data / "train")
+    shutil.copytree(clips, data / "val")
+    assert clips_by_side(run(data, tmp_path / "run", epochs=1))["val"] == clips_by_side(tmp_path / "run")["train"]
+
+
+def test_a_corrected_file_of_series_is_used(clips: Path, finished: Path, tmp_path: Path) -> None:
+    corrected = tmp_path / "corrected.csv"
+    corrected.write_text((finished / "series.csv").read_text())
+    out = run(clips, tmp_path / "run", epochs=1, **{"data.group": str(corrected)})
+    assert clips_by_side(out) == clips_by_side(finished)
+
+
+def test_images_without_series_are_split_as_without_the_search(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = paint(tmp_path / "data")
+    for name, group in (("default", None), ("none", "none"), ("asked", "similar")):
+        train(data, settings=settings(epochs=1, **{"data.group": group}), out=tmp_path / name)
+        assert "series of" not in capsys.readouterr().err
+    sides = [list(Fingerprint.read(tmp_path / name / "images.tsv.gz").lines) for name in ("default", "none", "asked")]
+    assert sides[0] == sides[1] == sides[2]
+    assert load_recipe(None, []).data.group is None

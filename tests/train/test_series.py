@@ -15,8 +15,8 @@ from weft.data.fingerprint import Fingerprint
 from weft.data.groups import read_groups
 from weft.inference import evaluate
 from weft.recipes import load_recipe
-from weft.train import train
 from weft.train import series as module
+from weft.train import train
 
 CLIPS, FRAMES = 5, 5  # of each of three classes
 

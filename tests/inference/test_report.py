@@ -136,7 +136,7 @@ def test_the_conclusions_say_how_good_and_how_certain() -> None:
     assert lead.sentences == [
         "The model classifies 15 of 22 images correctly: 68.2 % (95 % interval 47.3 to 83.6 %).",
         "It is not shown to be better than predicting cat, the most frequent class, for all images (54.5 %).",
-        too_few_text(result.top1, 22),
+        too_few_text(result.interval, 22),
         "Most frequent errors: cat as dog (7 of 12).",
     ]
     assert "Add training images of the weakest classes: cat (5 of 12 correct)." in lead.next_steps

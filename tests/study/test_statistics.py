@@ -32,8 +32,8 @@ def test_few_images_say_so():
     """The stated number is always enough, and no much smaller one is."""
     assert not any(accuracy_of(correct, ENOUGH_IMAGES).is_wide for correct in range(ENOUGH_IMAGES + 1))
     assert accuracy_of(45, 90).is_wide
-    assert too_few_text(100.0, 2).startswith("Too few images for a conclusion: with 2,")
-    assert too_few_text(50.0, 100) == ""
+    assert too_few_text(interval_of(100.0, 2), 2).startswith("Too few images for a conclusion: with 2,")
+    assert too_few_text(interval_of(50.0, 100), 100) == ""
 
 
 @pytest.mark.parametrize(("share", "rate"), [(0.05, 0.02), (0.1, 0.1), (0.15, 0.0)])

@@ -116,10 +116,10 @@ def _print_plan(planned: PlannedRun) -> None:
 def _print_result(result: RunResult) -> None:
     """Print the accuracy and the files of a run, and of its folds."""
     from weft.inference.metrics import class_lines
-    from weft.report.intervals import accuracy_text, too_few_text
+    from weft.report.intervals import too_few_text
 
     print(
-        f"{result.model} on {result.data}: held-out top-1 {accuracy_text(result.top1, result.count)}, epoch"
+        f"{result.model} on {result.data}: held-out top-1 {result.evaluation.text()}, epoch"
         f" {result.best_epoch} of {result.epochs} (the best)"
     )
     for line in result.notes:
@@ -130,7 +130,7 @@ def _print_result(result: RunResult) -> None:
         print("\n".join((str(folds), *class_lines(folds.evaluation))))
         print(f"report: {result.out / 'folds' / 'report' / 'report.html'}")
     evaluation = result if folds is None else folds.evaluation
-    if warning := too_few_text(evaluation.top1, evaluation.count):
+    if warning := too_few_text(evaluation.interval, evaluation.count):
         note(warning)
 
 

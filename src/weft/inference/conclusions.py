@@ -57,7 +57,7 @@ def conclusions(result: Evaluation, training: Training | None = None) -> Lead:
             f"It is not shown to be better than predicting {result.classes[frequent]}, the most frequent class, for all"
             f" images ({share:.1f} %)."
         )
-    sentences += filter(None, (never_predicted_text(result), too_few_text(result.top1, result.count)))
+    sentences += filter(None, (never_predicted_text(result), too_few_text(result.interval, result.count)))
     pairs = [
         f"{result.classes[true]} as {result.classes[predicted]} ({count} of {images[true]})"
         for true, predicted, count in result.confused[:MAX_NAMED].tolist()

@@ -13,7 +13,7 @@ import numpy as np
 from weft.checkpoints.unknown import Threshold
 from weft.inference.real_labels import RealScore
 from weft.report import markup
-from weft.report.intervals import Estimate, accuracy_text, interval_of, too_few_text
+from weft.report.intervals import Estimate, accuracy_in_groups, accuracy_of, accuracy_text, too_few_text
 from weft.report.notebook import described
 from weft.text import count, first_few
 
@@ -105,6 +105,7 @@ class Evaluation:
         real: accuracy by ReaL labels, if given.
         threshold: smallest confidence of the images that are not rejected, if given.
         unknown: how well images that show none of the classes are detected, if given.
+        groups: (images) group of each image, if they are in groups: intervals are then those of the groups.
     """
 
     classes: list[str]
@@ -121,6 +122,7 @@ class Evaluation:
     real: RealScore | None = None
     threshold: float | None = None
     unknown: Threshold | None = None
+    groups: list[str] | None = None
 
     @property
     def count(self) -> int:
@@ -205,7 +207,17 @@ class Evaluation:
     @property
     def interval(self) -> Estimate:
         """Top-1 accuracy in percent with its 95 % confidence interval."""
-        return interval_of(self.top1, self.count)
+        return self._estimate(self.is_correct)
+
+    def _estimate(self, right: np.ndarray) -> Estimate:
+        """Estimate an accuracy in percent, by groups if the images are in groups."""
+        if self.groups is not None:
+            return accuracy_in_groups(right, self.groups)
+        return accuracy_of(int(right.sum()), self.count)
+
+    def text(self, images: str = "images") -> str:
+        """Return the top-1 accuracy with its interval: `accuracy_text`."""
+        return accuracy_text(self.top1, self.count, images, self.interval)
 
     @property
     def calibration(self) -> list[Bin]:
@@ -275,7 +287,7 @@ class Evaluation:
             "top1_interval": list(self.interval[1:]),
             "too_few_images": self.interval.is_wide,
             "top5": self.top5,
-            "top5_interval": list(interval_of(self.top5, self.count)[1:]),
+            "top5_interval": list(self._estimate(self.rank < 5)[1:]),
             "balanced_accuracy": self.balanced_accuracy,
             "macro_f1": self.macro_f1,
             "never_predicted": self.never_predicted,
@@ -317,9 +329,10 @@ class Evaluation:
         the model's classes are compared, the names of the lines say so.
         """
         among = f" among the {len(self.classes):,} classes of the data" if self.num_outputs else ""
-        lines = [(f"top-1{among}", accuracy_text(self.top1, self.count, images))]
+        lines = [(f"top-1{among}", self.text(images))]
         if len(self.classes) > 5:
-            lines.append((f"top-5{among}", accuracy_text(self.top5, self.count, images)))
+            text = accuracy_text(self.top5, self.count, images, self._estimate(self.rank < 5))
+            lines.append((f"top-5{among}", text))
         if self.top1_of_all is not None:
             name = f"top-1 among all {self.num_outputs:,} classes of the model"
             lines.append((name, accuracy_text(self.top1_of_all, self.count, images)))
@@ -350,7 +363,7 @@ class Evaluation:
 
     def warnings(self) -> list[str]:
         """Return sentences on what the accuracy hides: classes that are never predicted, and too few images."""
-        return [*filter(None, (never_predicted_text(self), too_few_text(self.top1, self.count)))]
+        return [*filter(None, (never_predicted_text(self), too_few_text(self.interval, self.count)))]
 
     def __repr__(self) -> str:
         """Return the main values in one line."""
@@ -424,8 +437,16 @@ def pooled(evaluations: Sequence[Evaluation]) -> Evaluation:
         classes=evaluations[0].classes,
         keys=[key for evaluation in evaluations for key in evaluation.keys],
         **columns,
+        groups=_joined([evaluation.groups for evaluation in evaluations]),
         excluded=sorted({item for evaluation in evaluations for item in evaluation.excluded}),
     )
+
+
+def _joined(columns: Sequence[list[str] | None]) -> list[str] | None:
+    """Join lists; None if one is missing."""
+    if any(column is None for column in columns):
+        return None
+    return [value for column in columns for value in column or ()]
 
 
 def percent_text(value: float | None) -> str:

@@ -22,7 +22,7 @@ from weft.reading import read_json
 from weft.recipes import Recipe, load_recipe
 from weft.recipes.load import recorded_environment
 from weft.report import markup
-from weft.report.intervals import accuracy_text
+from weft.report.intervals import accuracy_text, held_out_text
 from weft.runs.directory import best_of, read_metrics
 from weft.text import count, first_few, printable
 
@@ -217,7 +217,7 @@ def _accuracy(model: Path, folder: Path, recipe: Recipe | None) -> str | None:
         return None
     text = f"{best.val_top1:.2f} %"
     if isinstance(held_out, int):
-        text = accuracy_text(best.val_top1, held_out, "held-out images")
+        text = held_out_text(best.val_top1, held_out, recipe.data.group)
     return f"top-1 {text}, epoch {best.epoch} (the best)"
 
 

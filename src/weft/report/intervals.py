@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from statistics import NormalDist
 from typing import NamedTuple
+
+import numpy as np
 
 LEVEL = 0.95
 Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
@@ -35,7 +38,32 @@ def accuracy_of(correct: int, count: int) -> Estimate:
         correct: number of correct predictions.
         count: number of images, at least 1.
     """
-    share = correct / count
+    return _wilson(correct / count, count)
+
+
+def accuracy_in_groups(right: Sequence[bool] | np.ndarray, groups: Sequence[str]) -> Estimate:
+    """Estimate an accuracy in percent where images of a group are alike, such as the frames of a video.
+
+    It is the interval of Wilson for the number of independent images whose accuracy varies as much as that of these
+    groups (design effect; Kish, Survey Sampling, 1965).
+
+    Args:
+        right: whether the prediction of each image is correct, of at least one.
+        groups: group of each image.
+    """
+    count, numbers = len(right), np.unique(groups, return_inverse=True)[1]
+    sizes, correct = np.bincount(numbers), np.bincount(numbers, np.asarray(right, np.float64))
+    share = correct.sum() / count
+    if 0 < correct.sum() < count and len(sizes) > 1:
+        variance = np.square(correct - share * sizes).sum() * len(sizes) / (len(sizes) - 1) / count**2
+        effect = max(variance / (share * (1 - share) / count), 1)
+    else:
+        effect = np.square(sizes).sum() / count  # as if the images of a group were equal
+    return _wilson(share, count / effect)
+
+
+def _wilson(share: float, count: float) -> Estimate:
+    """Return Wilson's score interval (1927) in percent of the share of a number of images."""
     center = (share + Z**2 / (2 * count)) / (1 + Z**2 / count)
     half = Z * math.sqrt(share * (1 - share) / count + Z**2 / (4 * count**2)) / (1 + Z**2 / count)
     low, high = (min(max(100 * bound, 0.0), 100.0) for bound in (center - half, center + half))
@@ -65,16 +93,29 @@ def difference_of(won: int, lost: int, count: int) -> Estimate:
     return Estimate(value, min(low, value), max(high, value))
 
 
-def accuracy_text(percent: float, count: int, images: str = "images") -> str:
+def accuracy_text(percent: float, count: int, images: str = "images", estimate: Estimate | None = None) -> str:
     """Return an accuracy with its number of images and interval, as `90.00 % of 50 images (95 % CI 78.6 to 95.7 %)`.
 
     Args:
         percent: the accuracy.
         count: number of images, at least 1.
         images: noun for the images.
+        estimate: the accuracy with another interval, as of images in groups.
     """
-    estimate = interval_of(percent, count)
+    estimate = estimate or interval_of(percent, count)
     return f"{percent:.2f} % of {count:,} {images} (95 % CI {estimate.low:.1f} to {estimate.high:.1f} %)"
+
+
+def held_out_text(percent: float, count: int, group: str | None) -> str:
+    """Return the accuracy for held-out images; of images in groups without the interval for single images.
+
+    Args:
+        percent, count: as in `accuracy_text`.
+        group: setting `data.group` of the training.
+    """
+    if group in (None, "none"):
+        return accuracy_text(percent, count, "held-out images")
+    return f"{percent:.2f} % of {count:,} held-out images of other {'series' if group == 'similar' else 'groups'}"
 
 
 def interval_text(estimate: Estimate | None, *, signed: bool = False) -> str:
@@ -88,19 +129,24 @@ def interval_text(estimate: Estimate | None, *, signed: bool = False) -> str:
 
 
 def grouped_text(images: int, groups: int) -> str:
-    """Return a warning if held-out images are in groups; an empty text without groups, or if each has one image."""
+    """Return a note if held-out images are in groups; an empty text without groups, or if each has one image."""
     if not 0 < groups < images:
         return ""
     return (
-        f"The {images:,} held-out images are in {groups:,} group{'' if groups == 1 else 's'}. The 95 % interval treats"
-        " the images of a group as independent; it is too narrow."
+        f"The {images:,} held-out images are in {groups:,} group{'' if groups == 1 else 's'}. The 95 % interval is that"
+        " of the groups: images of a group are alike."
     )
 
 
-def too_few_text(percent: float, count: int) -> str:
-    """Return a warning if the images are too few for a conclusion about an accuracy; else an empty text."""
-    if not interval_of(percent, count).is_wide:
+def too_few_text(estimate: Estimate, count: int) -> str:
+    """Return a warning if images or groups are too few for a conclusion about an accuracy; else an empty text."""
+    if not estimate.is_wide:
         return ""
+    if not interval_of(estimate.value, count).is_wide:
+        return (
+            "Too few groups for a conclusion: the 95 % interval of the accuracy is wider than"
+            f" {MAX_HALF_WIDTH:g} points to each side. Add images of other groups."
+        )
     return (
         f"Too few images for a conclusion: with {count:,}, the 95 % interval of the accuracy is wider than"
         f" {MAX_HALF_WIDTH:g} points to each side. {ENOUGH_IMAGES} images are always enough for that."

@@ -17,7 +17,7 @@ from weft.models.contract import preprocessing
 from weft.progress import loading
 from weft.recipes import Recipe, dump, load_recipe
 from weft.recipes.load import recorded_environment
-from weft.report.intervals import accuracy_text
+from weft.report.intervals import held_out_text
 from weft.runs.directory import EpochRow, best_of, read_metrics
 from weft.text import fenced, first_few, markdown, printable
 
@@ -103,7 +103,8 @@ def model_card(run: str | Path, repo: str, *, license: str | None = None) -> str
         if best is not None:
             accuracies = {"top-1": best.val_top1} | ({"top-5": best.val_top5} if model.num_classes > 5 else {})
             for name, value in accuracies.items():
-                rows.append((f"held-out {name}", accuracy_text(value, val) if val else f"{value:.2f} %"))
+                text = held_out_text(value, val, recipe.data.group) if val else f"{value:.2f} %"
+                rows.append((f"held-out {name}", text))
             note = "selected on the same images; its accuracy is slightly optimistic"
             rows.append(("best epoch", f"{best.epoch}, {note}"))
     metadata = ModelCardData(

@@ -11,7 +11,7 @@ from typing import Any
 from weft.inference.metrics import Evaluation
 from weft.progress import clock
 from weft.report import markup
-from weft.report.intervals import Estimate, accuracy_text
+from weft.report.intervals import Estimate
 from weft.report.notebook import described
 
 NUMBERS = ("top1", "top5", "balanced_accuracy", "macro_f1", "loss", "count")
@@ -46,7 +46,7 @@ class CrossValidation:
 
     def __str__(self) -> str:
         tops = [fold.top1 for fold in self.folds]
-        accuracy = accuracy_text(self.evaluation.top1, self.evaluation.count)
+        accuracy = self.evaluation.text()
         last = max(self.by_epoch, default=0)
         rest = f"; at the last epoch of each {self.by_epoch[last]:.2f} %" if last > 0 else ""
         folds = f"single folds {min(tops):.1f} to {max(tops):.1f} %"
@@ -135,7 +135,7 @@ class RunResult:
         rows = [
             ("model", self.model),
             ("data", self.data),
-            ("top-1", accuracy_text(self.top1, self.count, "held-out images")),
+            ("top-1", self.evaluation.text("held-out images")),
             ("loss", f"{self.loss:.4f}"),
             ("best epoch", f"{self.best_epoch} of {self.epochs}"),
             ("training and evaluation", clock(self.seconds)),

@@ -135,6 +135,7 @@ def evaluate(
     result = replace(
         result,
         excluded=selected.excluded,
+        groups=_groups(splits, source, result),
         threshold=threshold,
         unknown=None if unknown_images is None else _unknown(predictor, source, unknown_images, options),
         real=None if labels is None else labels.score(result.keys, outputs),
@@ -206,6 +207,14 @@ def _write_report(
     errors = explained_errors(predictor, selected.source, result.mistakes)
     drawn = feature_map(features, result, drawn_of(result.count))
     write_report(out, f"{Path(run).resolve().name} on {data}", summary, result, errors=errors, features=drawn)
+
+
+def _groups(splits: Splits, source: Source, result: Evaluation) -> list[str] | None:
+    """Return the group of every evaluated image; None if the images are not grouped."""
+    if splits.groups is None or splits.val_groups is None:
+        return None
+    group_of = dict(zip((*splits.train.keys, *splits.val.keys), (*splits.groups, *splits.val_groups), strict=True))
+    return [group_of[source.keys[place]] for place in result.places]
 
 
 def _unknown(predictor: Predictor, source: Source, images: str | Path, options: InferenceOptions) -> Threshold:

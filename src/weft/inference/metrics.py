@@ -13,7 +13,7 @@ import numpy as np
 from weft.checkpoints.unknown import Threshold
 from weft.inference.real_labels import RealScore
 from weft.report import markup
-from weft.report.intervals import Estimate, accuracy_in_groups, accuracy_of, accuracy_text, too_few_text
+from weft.report.intervals import Estimate, accuracy_in_groups, accuracy_of, accuracy_text, grouped_text, too_few_text
 from weft.report.notebook import described
 from weft.text import count, first_few
 
@@ -215,6 +215,11 @@ class Evaluation:
             return accuracy_in_groups(right, self.groups)
         return accuracy_of(int(right.sum()), self.count)
 
+    @property
+    def grouped(self) -> str:
+        """A note if the images are in groups; else an empty text."""
+        return grouped_text(self.count, len(set(self.groups or ())))
+
     def text(self, images: str = "images") -> str:
         """Return the top-1 accuracy with its interval: `accuracy_text`."""
         return accuracy_text(self.top1, self.count, images, self.interval)
@@ -343,7 +348,7 @@ class Evaluation:
 
     def summary(self) -> list[tuple[str, str]]:
         """Return (name, value) lines of all that was measured: accuracies, loss, confidence, unknown images."""
-        lines = self.accuracies()
+        lines = self.accuracies() + ([("groups", self.grouped)] if self.grouped else [])
         if self.real is not None:
             text = accuracy_text(self.real.top1, self.real.images, "images with a ReaL label")
             lines.append(("ReaL top-1", f"{text}; {self.real.unlabelled:,} without one"))

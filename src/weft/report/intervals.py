@@ -129,13 +129,10 @@ def interval_text(estimate: Estimate | None, *, signed: bool = False) -> str:
 
 
 def grouped_text(images: int, groups: int) -> str:
-    """Return a note if held-out images are in groups; an empty text without groups, or if each has one image."""
+    """Return a note if images are in groups; an empty text without groups, or if each has one image."""
     if not 0 < groups < images:
         return ""
-    return (
-        f"The {images:,} held-out images are in {groups:,} group{'' if groups == 1 else 's'}. The 95 % interval is that"
-        " of the groups: images of a group are alike."
-    )
+    return f"The {images:,} images are in {groups:,} group{'' if groups == 1 else 's'}; the 95 % interval is by groups."
 
 
 def too_few_text(estimate: Estimate, count: int) -> str:

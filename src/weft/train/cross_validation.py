@@ -15,7 +15,6 @@ from weft.inference.metrics import pooled
 from weft.inference.report import write_report
 from weft.progress import quietly, say
 from weft.recipes import Recipe
-from weft.report.intervals import grouped_text
 from weft.runs.directory import CROSS_VALIDATION, FOLDS, read_metrics, reserved
 from weft.text import count
 from weft.train import begin
@@ -31,22 +30,20 @@ def cross_validate(run: Run, first: RunResult) -> RunResult:
     """Run the folds after the first, which is `run`, write a report over all, and return its result with theirs."""
     recipe, runtime = run.recipe, run.runtime
     assert recipe.data.folds is not None
-    evaluations, groups = [first.evaluation], set(run.splits.val_groups or ())
+    evaluations = [first.evaluation]
     folders = [run.out, *(run.out / FOLDS / str(fold) for fold in range(2, recipe.data.folds + 1))]
     for fold, folder in enumerate(folders[1:], 2):
         say(f"Fold {fold} of {recipe.data.folds}.")
         data = dataclasses.replace(recipe.data, fold=fold)
         other = _trained(run, dataclasses.replace(recipe, data=data, name=None), folder)
         evaluations.append(finish(other).evaluation)
-        groups |= set(other.splits.val_groups or ())
     histories = [{row.epoch: row.val_top1 for row in read_metrics(folder / "metrics.csv")} for folder in folders]
     pool = pooled(evaluations)
     folds = CrossValidation(evaluations, pool, _by_epoch(histories, [one.count for one in evaluations]))
     if runtime.is_main:
-        grouped = grouped_text(pool.count, len(groups))
-        if grouped:
+        if grouped := pool.grouped:
             say(grouped)
-        _write(run.out, folds, first, grouped)
+        _write(run.out, folds, first)
     runtime.wait()
     return dataclasses.replace(first, cross_validation=folds)
 
@@ -73,7 +70,7 @@ def _by_epoch(histories: Sequence[Mapping[int, float]], counts: Sequence[int]) -
     return {epoch: mean for epoch, mean in means.items() if not math.isnan(mean)}
 
 
-def _write(out: Path, result: CrossValidation, run: RunResult, grouped: str) -> None:
+def _write(out: Path, result: CrossValidation, run: RunResult) -> None:
     """Write `cross_validation.json` and a report into a run directory."""
     evaluation = result.evaluation
     write_file(
@@ -87,7 +84,7 @@ def _write(out: Path, result: CrossValidation, run: RunResult, grouped: str) -> 
             ("last epoch of each fold", f"{result.by_epoch[last]:.2f} %; above, each fold has its best epoch")
         )
     summary += [(f"fold {number}", str(fold.interval)) for number, fold in enumerate(result.folds, 1)]
-    summary += [("groups", grouped)] if grouped else []
+    summary += [("groups", evaluation.grouped)] if evaluation.grouped else []
     write_report(
         out / FOLDS / "report", f"Cross-validation of {run.model} on {run.data}", summary, evaluation, is_fitted=True
     )

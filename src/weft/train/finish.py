@@ -24,7 +24,6 @@ from weft.inference.probabilities import softmax
 from weft.inference.report import write_report
 from weft.inference.torch_model import TorchModel, infer
 from weft.progress import Work, clock, say
-from weft.report.intervals import grouped_text
 from weft.report.pages import COLOURS, new_figure
 from weft.runs.directory import EpochRow
 from weft.text import printable
@@ -46,8 +45,10 @@ MEASURES = {"top1": "top-1", "balanced": "balanced accuracy", "loss": "loss"}  #
 
 def finish(run: Run) -> RunResult:
     """Calibrate the best model of a run that has trained all its steps, and write the report in the first process."""
-    evaluation, best, damaged = run.evaluate_best(), run.best, run.damaged
+    evaluation, groups, best, damaged = run.evaluate_best(), run.splits.val_groups, run.best, run.damaged
     assert best is not None, "the last epoch is evaluated"
+    if groups is not None:
+        evaluation = dataclasses.replace(evaluation, groups=[groups[place] for place in evaluation.places])
     result = RunResult(
         out=run.out,
         model=str(run.recipe.model),
@@ -137,7 +138,7 @@ def _summary(run: Run, result: RunResult, network: Any, damaged: Sequence[str]) 
     calibration = calibration_lines(network)
     for name, value in calibration:
         say(f"{name}: {value}")
-    if grouped := grouped_text(evaluation.count, len(set(splits.val_groups or ()))):
+    if grouped := evaluation.grouped:
         say(grouped)
     return [
         ("held-out images", f"{evaluation.count}{excluded}"),

@@ -9,7 +9,7 @@ from weft.report.intervals import accuracy_in_groups, accuracy_of, held_out_text
 
 
 def frames(clips: int, alike: float, seed: int = 0) -> tuple[np.ndarray, list[str]]:
-    """Return whether predictions of clips of 2 to 12 frames are correct: a share of the clips as a whole, or by frame."""
+    """Return which predictions of clips of 2 to 12 frames are correct: a share of the clips as a whole, or by frame."""
     random = np.random.default_rng(seed)
     right, groups = [], list[str]()
     for clip in range(clips):

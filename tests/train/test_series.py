@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ import pytest
 from PIL import Image
 
 from tests.train.tiny import killed_after, paint, run, settings
+from weft.cli import main
 from weft.data.fingerprint import Fingerprint
-from weft.data.groups import read_groups
+from weft.data.groups import GroupError, read_groups
 from weft.inference import evaluate
 from weft.recipes import load_recipe
 from weft.train import series as module
@@ -130,3 +132,34 @@ def test_images_without_series_are_split_as_without_the_search(
     sides = [list(Fingerprint.read(tmp_path / name / "images.tsv.gz").lines) for name in ("default", "none", "asked")]
     assert sides[0] == sides[1] == sides[2]
     assert load_recipe(None, []).data.group is None
+
+
+def test_series_are_written_to_a_file_that_train_reads(
+    clips: Path, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "series.csv"
+    assert main(["data", "check", str(clips), "--series", str(file)]) == 0
+    printed = capsys.readouterr().out
+    assert "Series of similar images: 15, of 5 images at most; 75 of 75 images are in one." in printed
+    assert f"weft train {clips} --group {file}" in printed
+    assert read_groups(file) == read_groups(finished / "series.csv")
+    assert main(["data", "check", str(clips), "--series", str(file)]) == 2
+    assert "--series must name a new file" in capsys.readouterr().err
+    data = paint(tmp_path / "data")
+    assert main(["data", "check", str(data), "--series", str(file), "--force", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["series"] == {}
+    assert len(file.read_text().splitlines()) == 49
+    assert main(["data", "check", str(data), "--series", str(data / "x.csv")]) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("image,series\na,1\n", "must be a CSV file with the columns image and group"),
+        ("image,group\nothers/1.jpg,1\n", "must list images of the data, such as 'class0/"),
+    ],
+)
+def test_a_file_of_other_images_is_refused(clips: Path, tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "other.csv").write_text(text)
+    with pytest.raises(GroupError, match=words):
+        run(clips, tmp_path / "run", **{"data.group": str(tmp_path / "other.csv")})

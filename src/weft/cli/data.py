@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -75,8 +76,9 @@ def check(
     strict: bool = False,
     follow_links: FollowLinks = False,
     settings: Columns = None,
+    series: Annotated[str | None, in_group("Output", metavar="FILE")] = None,
     pixels: ReadOptions = ReadOptions(),
-    shown: opt.Shown = opt.Shown(),
+    output: opt.Output = opt.Output(),
 ) -> int:
     """Check the images of a dataset; exit with 3 if training would refuse it.
 
@@ -84,9 +86,11 @@ def check(
         data: any data that train reads; none of the commands changes it
         no_decode: check only the headers of images: faster, but finds fewer errors
         strict: exit with 3 if a file is bad, also if trainable
+        series: CSV file for series of similar images; needs PyTorch
 
     Example:
         weft data check photos              # exit code 0 if `weft train photos` accepts the data, else 3
+        weft data check photos --series series.csv      # also which images are in one series: docs/series.md
 
         bad   cats/IMG_7.jpg: truncated (the file is truncated)
         bad   cats/page.jpg: not-an-image (its content is none of JPEG, PNG, WEBP, BMP, TIFF, GIF, AVIF, HEIF)
@@ -117,15 +121,25 @@ def check(
             progress=work.update,
         )
     problem = problem_of(inventory)
-    if shown.json:
+    in_series = None
+    if series is not None and not problem:
+        import weft.train as library
+
+        arguments = {"max_pixels": pixels.max_pixels, "follow_links": follow_links or None}
+        in_series = library.find_series(data, out=series, settings=pairs(settings), force=output.force, **arguments)
+    if output.json:
         # ASCII: a terminal cannot print a file name that is not UTF-8, but json.loads can read its escapes
-        print(json.dumps({**inventory.as_dict(), "trainable": not problem, "reason": problem or None}, indent=2))
+        own = {} if in_series is None else {"series": in_series}
+        reason = problem or None
+        print(json.dumps({**inventory.as_dict(), "trainable": not problem, "reason": reason, **own}, indent=2))
     else:
         options = f" --max-pixels {pixels.max_pixels}" if pixels.max_pixels else ""
         options += " --follow-links" if follow_links else ""
         options += "".join(f" --set {shlex.quote(text)}" for text in settings or ())
         print(_report(inventory))
         print(_verdict(inventory, problem, f"weft train {data}{options}", no_decode=no_decode))
+        if in_series is not None:
+            print(_series_found(in_series, len(inventory.keys), f"weft train {data}{options} --group {series}"))
     return DataError.exit_code if problem or (strict and inventory.bad) else 0
 
 
@@ -261,6 +275,17 @@ def _columns(texts: list[str] | None, *known: str) -> dict[str, Any]:
     if wrong := next((key for key in columns if key not in known), None):
         raise UsageError(f"--set takes {', '.join(known[:-1])} and {known[-1]} here; got '{wrong}'. Leave it out.")
     return {key.removeprefix("data."): value for key, value in columns.items()}
+
+
+def _series_found(series: Mapping[str, str], number: int, command: str) -> str:
+    """Return the lines on series of similar images, and on the file that lists them."""
+    if not series:
+        return "Series of similar images: none."
+    sizes = Counter(series.values())
+    return (
+        f"Series of similar images: {len(sizes):,}, of {max(sizes.values()):,} images at most; {len(series):,} of"
+        f" {number:,} images are in one. After a check of the file: {command}"
+    )
 
 
 def _verdict(inventory: Inventory, problem: str, command: str, *, no_decode: bool) -> str:

@@ -59,7 +59,7 @@ def accuracy_in_groups(right: Sequence[bool] | np.ndarray, groups: Sequence[str]
         effect = max(variance / (share * (1 - share) / count), 1)
     else:
         effect = np.square(sizes).sum() / count  # as if the images of a group were equal
-    return _wilson(share, count / effect)
+    return _wilson(float(share), float(count / effect))
 
 
 def _wilson(share: float, count: float) -> Estimate:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from weft.train.review_result import Finding as Finding
     from weft.train.review_result import Review as Review
     from weft.train.start import find_lr as find_lr
+    from weft.train.start import find_series as find_series
     from weft.train.start import loading_speed as loading_speed
     from weft.train.start import planned_run as planned_run
     from weft.train.start import preview as preview

@@ -16,11 +16,12 @@ from scipy.optimize import fminbound
 from scipy.special import log_softmax, softmax
 from threadpoolctl import threadpool_limits
 
+from weft.data.split import grouped_fold, grouped_split
 from weft.errors import UsageError
 from weft.machine.memory import available_gib
 from weft.progress import Work
 from weft.recipes import Recipe
-from weft.report.intervals import accuracy_of
+from weft.report.intervals import accuracy_in_groups, accuracy_of
 from weft.text import first_few
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ class LinearProbe:
         right: (images) whether the prediction of each image by the other folds is correct; empty without
             cross-validation.
         counts: (classes) number of training images of each class; of groups, if the images are in groups.
+        groups: group of each image of `right`; None without groups.
+        random: accuracy in percent in folds of single images, if the images are in groups.
     """
 
     weight: np.ndarray
@@ -58,6 +61,8 @@ class LinearProbe:
     strength: float
     right: np.ndarray
     counts: np.ndarray
+    groups: list[str] | None = None
+    random: float | None = None
 
     def describe(self, classes: Sequence[str]) -> str:
         """Describe the probe, with the 95 % interval of its cross-validated accuracy (Wilson)."""
@@ -65,7 +70,10 @@ class LinearProbe:
         absent, single = (first_few(np.array(classes)[self.counts == number]) for number in (0, 1))
         if self.right.size:
             accuracy = accuracy_of(int(self.right.sum()), self.right.size)
-            text += f": {accuracy} % in cross-validation over {self.right.size:,} training images."
+            if self.groups is not None:
+                accuracy = accuracy_in_groups(self.right, self.groups)
+            text += f": {accuracy} % in cross-validation over {self.right.size:,} training images"
+            text += "." if self.random is None else f", by groups; with a random split it would be {self.random:.2f} %."
         elif single:
             text += f", without cross-validation, because of classes with one image or group: {single}. Add images."
         else:
@@ -171,19 +179,25 @@ def fit(
     rows, mean, deviation = _standardised(views)
     num_views, counts = views.shape[1], _counts(labels, num_classes, groups)
     present, own = np.unique(labels, return_inverse=True)
-    targets, strength, right = np.repeat(own, num_views), DEFAULT_STRENGTH, [np.zeros(0, bool)]
-    if splits := _splits(own, counts[present], num_views, seed, groups):
-        splits = splits if len(labels) <= MAX_CROSS_VALIDATED else splits[:1]
+    targets, strength, right = np.repeat(own, num_views), DEFAULT_STRENGTH, np.zeros(0, bool)
+    held_out, random = None, None
+    splits = _splits(own, num_views, seed) if groups is None else _grouped_splits(own, groups, num_views, seed)
+    most = FOLDS if len(labels) <= MAX_CROSS_VALIDATED else 1
+    if splits := splits[:most]:
         strength, of_folds = _cross_validated(rows, targets, splits, num_views, class_weight, scoring)
-        for (_, held_out), coefficients in zip(splits, of_folds, strict=True):
-            images = held_out[::num_views]  # as they are, not mirrored
-            right.append(_logits(rows[images], coefficients).argmax(1) == targets[images])
+        right = _are_right(rows, targets, splits, of_folds, num_views)
+    if groups is not None and splits:
+        held_out = [groups[row // num_views] for _, fold in splits for row in fold[::num_views]]
+        if singles := _splits(own, num_views, seed)[:most]:
+            chosen = np.array([strength])
+            _, of_folds = _cross_validated(rows, targets, singles, num_views, class_weight, scoring, chosen)
+            random = 100 * float(_are_right(rows, targets, singles, of_folds, num_views).mean())
     coefficients = _regression(rows, targets, strength / num_views, class_weight)
     weight, bias = np.zeros((num_classes, rows.shape[1])), np.full(num_classes, ABSENT_LOGIT)
     weight[present], bias[present] = coefficients[:, :-1] / deviation, coefficients[:, -1]
     bias -= weight @ mean
     weight, bias = weight.astype(np.float32), bias.astype(np.float32)
-    return LinearProbe(weight, bias, strength, np.concatenate(right), counts)
+    return LinearProbe(weight, bias, strength, right, counts, held_out, random)
 
 
 def held_out_probabilities(
@@ -228,19 +242,28 @@ def _standardised(views: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray
     return (rows - mean) / deviation, mean, deviation
 
 
-def _splits(
-    labels: np.ndarray, counts: np.ndarray, num_views: int, seed: int, groups: Sequence[str] | None
-) -> list[Split]:
-    """Return the rows of each fold; none if a class would lack training images in a fold."""
+def _splits(labels: np.ndarray, num_views: int, seed: int) -> list[Split]:
+    """Return the rows of each fold of single images; none if a class would lack training images in a fold."""
     from sklearn.model_selection import StratifiedGroupKFold  # takes seconds to import
 
+    counts = np.bincount(labels)
     if (folds := min(FOLDS, int(counts.min()))) < 2 or len(counts) < 2:
         return []
     targets = np.repeat(labels, num_views)
-    groups_of_rows = np.repeat(np.arange(len(labels)) if groups is None else np.array(groups), num_views)
     kind = StratifiedGroupKFold(folds, shuffle=True, random_state=seed)
-    splits = list(kind.split(targets, targets, groups_of_rows))
+    splits = list(kind.split(targets, targets, np.repeat(np.arange(len(labels)), num_views)))
     return splits if all(len(np.unique(targets[train])) == len(counts) for train, _ in splits) else []
+
+
+def _grouped_splits(labels: np.ndarray, groups: Sequence[str], num_views: int, seed: int) -> list[Split]:
+    """Return the rows of each fold that holds out groups. A class keeps a group for training in every fold."""
+    names, numbers = labels.tolist(), range(1, FOLDS + 1)
+    folds = [grouped_split(names, groups, grouped_fold(names, groups, FOLDS, fold, seed)) for fold in numbers]
+    views = np.arange(num_views)
+    splits = [
+        tuple((np.array(side)[:, None] * num_views + views).ravel() for side in fold) for fold in folds if fold[1]
+    ]
+    return splits if len(splits) > 1 and len(np.unique(labels)) > 1 else []
 
 
 def _counts(labels: np.ndarray, num_classes: int, groups: Sequence[str] | None) -> np.ndarray:
@@ -256,6 +279,7 @@ def _cross_validated(
     num_views: int,
     class_weight: str | None = None,
     scoring: Any = LOSS,
+    strengths: np.ndarray = STRENGTHS,
 ) -> tuple[float, np.ndarray]:
     """Return the strength with the least loss on held-out rows, and coefficients (splits classes features+1), each
     fitted without the held-out rows of its split, the bias last."""
@@ -263,7 +287,7 @@ def _cross_validated(
 
     build: Any = LogisticRegressionCV  # its types miss some arguments
     model = build(  # along each path, the coefficients of one strength are the start for the next
-        Cs=STRENGTHS / num_views,
+        Cs=strengths / num_views,
         cv=splits,
         scoring=scoring,
         l1_ratios=(0,),
@@ -273,7 +297,17 @@ def _cross_validated(
         class_weight=class_weight,
     ).fit(rows, targets)
     best = int(model.scores_[:, 0].mean(axis=0).argmax())
-    return float(STRENGTHS[best]), _per_class(model.coefs_paths_[:, 0, best])
+    return float(strengths[best]), _per_class(model.coefs_paths_[:, 0, best])
+
+
+def _are_right(
+    rows: np.ndarray, targets: np.ndarray, splits: Sequence[Split], of_folds: np.ndarray, num_views: int
+) -> np.ndarray:
+    """Return whether the prediction of each held-out image is correct, as it is and not mirrored, fold after fold."""
+    images = [held_out[::num_views] for _, held_out in splits]
+    return np.concatenate(
+        [_logits(rows[of], own).argmax(1) == targets[of] for of, own in zip(images, of_folds, strict=True)]
+    )
 
 
 def _regression(rows: np.ndarray, targets: np.ndarray, strength: float, class_weight: str | None) -> np.ndarray:

@@ -37,7 +37,7 @@ def in_series(plan: Plan) -> Plan:
     has_own = splits.is_given or splits.groups is not None or is_library(str(data.source))
     if has_own or not (is_left_open or data.group == SIMILAR):
         return plan
-    series = plan.runtime.gather(_series(plan) if plan.runtime.is_main else None)[0]
+    series = series_of_images(plan)
     if not series:
         return plan
     recipe = dataclasses.replace(plan.recipe, data=dataclasses.replace(data, group=SIMILAR))
@@ -52,8 +52,15 @@ def in_series(plan: Plan) -> Plan:
     return dataclasses.replace(plan, recipe=recipe, splits=grouped, notes=notes, series=series)
 
 
+def series_of_images(plan: Plan) -> dict[str, str]:
+    """Return the series of every image by its key, without images that are alone; empty if there are no series.
+
+    The first process finds them.
+    """
+    return plan.runtime.gather(_series(plan) if plan.runtime.is_main else None)[0] or {}
+
+
 def _series(plan: Plan) -> dict[str, str]:
-    """Return the series of every photo by its key, without photos that are alone; empty if there are no series."""
     recipe, images = plan.recipe, SourcePart(plan.splits.train, plan.splits.val)
     if recipe.pretrained or recipe.start_from is not None:
         if recipe.start_from is not None:

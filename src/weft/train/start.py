@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weft.data.folder import check_outside
+from weft.data.groups import write_groups
 from weft.errors import UsageError
 from weft.files import check_writable, writing
 from weft.machine.system import file_name
@@ -220,6 +221,45 @@ def loading_speed(
 
 
 @obeys_quiet
+def find_series(
+    data: str | Path,
+    model: str | None = None,
+    *,
+    out: str | Path,
+    force: bool = False,
+    quiet: bool = False,
+    **arguments: Any,
+) -> dict[str, str]:
+    """Find series of similar images, as `train` finds them, and write them to a file that `train` reads.
+
+    Args:
+        data, model, quiet, arguments: as in `find_lr`.
+        out: CSV file with the columns `image` and `group`, a row per image; the group of an image that is in no series
+            is empty.
+        force: overwrite an existing file.
+
+    Returns:
+        The series of each image that is in one, by its key; empty if the images are not in series.
+
+    Raises:
+        UsageError: `out` exists or is in the dataset; and as in `train`.
+        DataError, CheckpointError: as in `train`.
+        StorageError: the file cannot be written.
+    """
+    if is_first_process():
+        _check_file(Path(out), "--series", str(data), force=force)
+    plan = _planned(_request(data, model, arguments, "--series FILE"))
+    from weft.train.series import series_of_images
+
+    series = series_of_images(plan)
+    if plan.runtime.is_main:
+        splits = plan.splits
+        write_groups(Path(out), {key: series.get(key, "") for key in (*splits.train.keys, *splits.val.keys)})
+    plan.runtime.wait()
+    return series
+
+
+@obeys_quiet
 def preview(
     data: str | Path | None = None,
     model: str | None = None,
@@ -262,16 +302,21 @@ def _request(data: str | Path | None, model: str | None, arguments: dict[str, An
     return Request(data, given={"model": model, **arguments}, option=option, **named)
 
 
+def _check_file(path: Path, option: str, source: str, *, force: bool) -> None:
+    """Check that a file can be written, outside the dataset."""
+    if path.exists() and not (force and path.is_file()):
+        raise UsageError(f"{option} must name a new file; {path} exists already. Pass --force or another name.")
+    check_outside(path, source)
+    check_writable(path.parent)
+
+
 def _check_image_file(path: Path, source: str, *, force: bool) -> None:
     """Check that a preview can be written to a file."""
-    if path.exists() and not (force and path.is_file()):
-        raise UsageError(f"--preview must name a new file; {path} exists already. Pass --force or another name.")
+    _check_file(path, "--preview", source, force=force)
     from matplotlib.backend_bases import FigureCanvasBase  # takes a second
 
     if path.suffix.lstrip(".") not in FigureCanvasBase.filetypes:
         raise UsageError(f"--preview must name an image file, such as preview.png; got {path.name}.")
-    check_outside(path, source)
-    check_writable(path.parent)
 
 
 def _planned(request: Request) -> Plan:

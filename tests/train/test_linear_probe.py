@@ -99,9 +99,20 @@ def test_groups_are_in_one_fold() -> None:
     views = np.repeat(rng.normal(size=(20, 1, 50)), 10, axis=0) + 0.01 * rng.normal(size=(200, 2, 50))
     labels, groups = np.repeat(np.arange(20) % 2, 10), [str(number // 10) for number in range(200)]
     assert fit(views, labels, 2).right.mean() > 0.99
-    assert fit(views, labels, 2, groups=groups).right.mean() < 0.8
+    probe = fit(views, labels, 2, groups=groups)
+    assert probe.right.mean() < 0.8
+    assert probe.right.size == len(probe.groups) == 200
+    assert "by groups; with a random split it would be 100.00 %" in probe.describe(["a", "b"])
     a_group_per_class = fit(views, labels, 2, groups=[f"{label}" for label in labels])
     assert a_group_per_class.right.size == 0
+
+
+def test_a_class_of_one_group_is_never_held_out_and_others_are() -> None:
+    rng = np.random.default_rng(0)
+    views, labels = rng.normal(size=(90, 1, 50)), np.repeat([0, 1, 2], 30)
+    probe = fit(views, labels, 3, groups=["single" if label == 2 else str(i // 5) for i, label in enumerate(labels)])
+    assert probe.right.size == 60
+    assert "single" not in set(probe.groups)
 
 
 def test_weights_raise_the_mean_recall_of_rare_classes() -> None:

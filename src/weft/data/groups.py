@@ -61,7 +61,7 @@ def groups_of(group: str, keys: Sequence[str], read: Reader, series: Mapping[str
         named = _by_time(keys, read)
     elif group == NAME:
         named = [_without_counter(key) for key in keys]
-    elif group.endswith(".csv") and os.path.isfile(group):
+    elif is_file_of_groups(group):
         listed = read_groups(Path(group))
         named = [listed.get(key) for key in keys]
         if not any(named):
@@ -73,6 +73,11 @@ def groups_of(group: str, keys: Sequence[str], read: Reader, series: Mapping[str
         named = _by_pattern(keys, group)
     # A key never begins with a slash, so no group has the name of a single image.
     return [name or f"/{key}" for name, key in zip(named, keys, strict=True)]
+
+
+def is_file_of_groups(group: str | None) -> bool:
+    """Return whether a value of `data.group` is a file of `write_groups`."""
+    return group is not None and group.endswith(".csv") and os.path.isfile(group)
 
 
 def write_groups(path: Path, groups: Mapping[str, str]) -> None:

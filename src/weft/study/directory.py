@@ -21,10 +21,10 @@ from weft.data.open import check_exists
 from weft.errors import UsageError
 from weft.files import write_file
 from weft.reading import read_json
-from weft.runs.directory import locked, make_dir, refuse_taken
+from weft.runs.directory import SERIES, locked, make_dir, refuse_taken
 
 FILE = "experiment.json"
-CONTENTS = (FILE, "runs", "runs.csv", "exports", "forms.json", "results.json", "report.html")
+CONTENTS = (FILE, "runs", "runs.csv", SERIES, "exports", "forms.json", "results.json", "report.html")
 
 
 @dataclass

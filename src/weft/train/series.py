@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 from weft.data.decode import BadImage, open_image
-from weft.data.groups import NONE, SIMILAR
+from weft.data.groups import NONE, SIMILAR, is_file_of_groups, read_groups
 from weft.data.index import in_threads
 from weft.data.open import is_library
 from weft.data.series import MIN_SILHOUETTE, MIN_SILHOUETTE_PIXELS, find_series, standardised, whitened
@@ -33,6 +34,9 @@ SIDE = 8  # pixels of the small versions
 def in_series(plan: Plan) -> Plan:
     """Return the plan with a split that keeps the series of photos on one side; the same plan if there are none."""
     data, splits = plan.recipe.data, plan.splits
+    if is_file_of_groups(data.group):
+        recipe = dataclasses.replace(plan.recipe, data=dataclasses.replace(data, group=SIMILAR))
+        return dataclasses.replace(plan, recipe=recipe, series=read_groups(Path(str(data.group))))
     is_left_open = data.group is None and data.limit is None and len(splits.train) + len(splits.val) <= MAX_IMAGES
     has_own = splits.is_given or splits.groups is not None or is_library(str(data.source))
     if has_own or not (is_left_open or data.group == SIMILAR):

@@ -138,7 +138,9 @@ def main() -> None:
         model, export, small = f"{folder}/model", f"{folder}/export", f"{folder}/small.png"
         seconds(["-c", SAVE, model, export], NEW_SRC)
         Image.effect_noise((32, 32), 60).convert("RGB").save(small)
-        image = next(path for path in sorted(args.images.rglob("*")) if path.suffix.lower() in (".jpg", ".jpeg", ".png"))
+        image = next(
+            path for path in sorted(args.images.rglob("*")) if path.suffix.lower() in (".jpg", ".jpeg", ".png")
+        )
         few, count = max(args.rounds // 3, 1), sum(path.is_file() for path in args.images.rglob("*"))
         cases: list[tuple[tuple[str, ...], Callable[[list[str], Path], tuple[float, ...]], list[str], int]] = [
             (("create_model levit_256",), seconds, ["-c", BUILD], args.rounds),

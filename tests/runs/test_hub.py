@@ -87,7 +87,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def trained(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> RunResult:
     out = tmp_path_factory.mktemp("runs") / "colours"
-    settings = {"model_args.depth": [1, 1, 1], "steps": 2, "batch_size": 12}
+    settings = {"model_args.depth": [1, 1, 1], "steps": 2, "batch_size": 12, "data.group": "none"}
     return train(photos, out=out, model="levit_nano_32", settings=settings, device="cpu", quiet=True)
 
 

@@ -132,14 +132,14 @@ def test_a_finished_cross_validation_is_printed_and_reported(
     found = json.loads(printed.out)["cross_validation"]
     assert (found["n"], found["top1"]) == (27, pytest.approx(folds.evaluation.top1))
     assert "Fold 2 of 3." in printed.err
-    assert "The 27 held-out images are in 9 groups." in printed.err
+    assert "The 27 images are in 9 groups;" in printed.err
     assert main(["train", "--resume", str(out), "--quiet"]) == 0
     printed = capsys.readouterr()
     assert "Too few images for a conclusion: with 27," in printed.err
     assert "3-fold cross-validation: top-1" in printed.out
     report = (out / "folds" / "report" / "report.html").read_text()
     assert "<dt>folds</dt><dd>3; 27 images held out, each once" in report
-    assert "<dt>groups</dt><dd>The 27 held-out images are in 9 groups." in report
+    assert "<dt>groups</dt><dd>The 27 images are in 9 groups;" in report
     assert "points (underestimated: the temperature was fitted to these images)" in report
     with pytest.raises(UsageError, match=r"cannot change its data\.folds"):
         train(resume=out, settings={"data.folds": 2}, override=True, quiet=True)

@@ -59,7 +59,7 @@ def test_a_run_on_mirrored_classes_names_the_setting_that_helps(tmp_path: Path, 
             pixels, top = random.integers(90, 160, (32, 32, 3), dtype=np.uint8), int(random.integers(2, 20))
             pixels[top : top + 9, left : left + 9] = (30, 60, 230)
             Image.fromarray(pixels).save(tmp_path / "data" / name / f"{number:02}.png")
-    probe = ["--model", "levit_nano_32", "--epochs", "0", "--set", "head_init=probe", "--quiet"]
+    probe = ["--model", "levit_nano_32", "--epochs", "0", "--set", "head_init=probe", "--group", "none", "--quiet"]
     words = ["train", str(tmp_path / "data"), *probe]
     assert main([*words, "--out", str(tmp_path / "one")]) == 0
     assert "--set augment.hflip=false" in capsys.readouterr().out

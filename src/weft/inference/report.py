@@ -38,6 +38,7 @@ def write_report(
     curves: Sequence[tuple[Figure, str]] = (),
     training: Training | None = None,
     features: tuple[Figure, str] | None = None,
+    series: Sequence[markup.Card] = (),
     is_fitted: bool = False,
 ) -> None:
     """Write `report.html`.
@@ -50,6 +51,7 @@ def write_report(
         errors: the most confident errors with their images, by `explained_errors`.
         curves: figures of accuracy and loss by epoch, with their alternative texts.
         features: map of the features, with its caption.
+        series: pairs of images of one series.
         training: the run, for conclusions about it.
         is_fitted: the temperature was fitted to the evaluated images.
     """
@@ -68,6 +70,11 @@ def write_report(
         under = ", and under its attention map" if len(errors[0].images) > 1 else ""
         text = f"Each image as the network saw it{under}."
         sections.append(Section("Most confident errors", text, html=markup.gallery(errors)))
+    if series:
+        text = (
+            "Each pair is on one side of the split. A random split would part many pairs, and test on what it has seen."
+        )
+        sections.append(Section("Images of one series", text, html=markup.gallery(series)))
     is_cut = len(result.classes) > MAX_MATRIX
     if pairs := _pair_rows(result, MAX_ROWS if is_cut else MAX_PAIRS):
         header = ("true class", "predicted", "images", "share of class %")

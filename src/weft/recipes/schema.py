@@ -46,8 +46,8 @@ class Data:
     """With `folds`: train with this fold as validation set only. None: with every fold in turn."""
 
     group: str | None = option(None, "COLUMN|PATTERN|FILE|RULE")
-    """Keep images of a group on the same side of the split: column of a table, pattern in the path, file of `weft data
-    check --series`, or a rule. A pattern is a regular expression, such as `patient(\\d+)`. Rules: `similar`, photos
+    """Keep images of a group on one side of the split. Column of a table, pattern in the path, file of `weft data check
+    --series`, or a rule. A pattern is a regular expression, such as `patient(\\d+)`. Rules: `similar`, photos
     that look alike; `exif`, photos of a camera within a minute; `name`, names that differ by a number at their end;
     `none`, a random split. None: `similar`, if photos that look alike are found."""
 

@@ -103,7 +103,7 @@ def model_card(run: str | Path, repo: str, *, license: str | None = None) -> str
         if best is not None:
             accuracies = {"top-1": best.val_top1} | ({"top-5": best.val_top5} if model.num_classes > 5 else {})
             for name, value in accuracies.items():
-                text = held_out_text(value, val, recipe.data.group) if val else f"{value:.2f} %"
+                text = held_out_text(value, val, recipe.data.group, "images") if val else f"{value:.2f} %"
                 rows.append((f"held-out {name}", text))
             note = "selected on the same images; its accuracy is slightly optimistic"
             rows.append(("best epoch", f"{best.epoch}, {note}"))

@@ -33,6 +33,7 @@ from weft.train.plan import Plan
 from weft.train.reporter import damaged_lines, mean_waiting, waiting_lines
 from weft.train.result import RunResult
 from weft.train.run import Run
+from weft.train.series import pairs_of_series
 from weft.train.unknown import fit_detector
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ def _concluded(run: Run, result: RunResult, damaged: Sequence[str]) -> RunResult
         evaluation,
         errors=explained_errors(best, plan.splits.val, evaluation.mistakes),
         curves=curve_figures(run.history, result.best_epoch),
+        series=pairs_of_series(plan),
         features=feature_map(held_out.features[drawn], evaluation, held_out.places[drawn]),
         training=Training(counts.tolist(), run.history, result.best_epoch, mirrored),
         is_fitted=is_calibrated and len(held_out.places) == evaluation.count,

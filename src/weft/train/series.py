@@ -7,7 +7,7 @@ series. They are looked for if neither the data nor the user say which images be
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -18,17 +18,19 @@ from weft.data.groups import NONE, SIMILAR, is_file_of_groups, read_groups
 from weft.data.index import in_threads
 from weft.data.open import is_library
 from weft.data.series import MIN_SILHOUETTE, MIN_SILHOUETTE_PIXELS, find_series, standardised, whitened
-from weft.data.source import Source, lost_error, pixel_limit
+from weft.data.source import LostDataError, Source, lost_error, pixel_limit
 from weft.inference.features import read_features
 from weft.inference.inputs import SourcePart
 from weft.inference.measurement import evaluation_batches
 from weft.progress import Work, quietly
+from weft.report.markup import Card
 from weft.text import count
 from weft.train.network import load_start_weights
 from weft.train.plan import FEATURE_BATCH, Plan, open_splits
 
 MAX_IMAGES = 20_000  # of more, series are only looked for if the user says so
 SIDE = 8  # pixels of the small versions
+SHOWN, SHOWN_SIDE = 6, 160  # pairs in the report, and pixels of their images
 
 
 def in_series(plan: Plan) -> Plan:
@@ -82,15 +84,42 @@ def _series(plan: Plan) -> dict[str, str]:
     return {key: f"series {one}" for key, one in zip(images.keys, series.tolist(), strict=True) if sizes[one] > 1}
 
 
-def _small(images: Source) -> np.ndarray:
+def pairs_of_series(plan: Plan) -> list[Card]:
+    """Return a pair of held-out images of each of the largest series, of different classes, for the report."""
+    images, groups = plan.splits.val, plan.splits.val_groups
+    if plan.recipe.data.group != SIMILAR or groups is None:
+        return []
+    members: dict[str, list[int]] = defaultdict(list)
+    for i, group in enumerate(groups):
+        members[group].append(i)
+    largest = sorted((places for places in members.values() if len(places) > 1), key=len, reverse=True)
+    of_classes = {images.labels[places[0]]: places for places in reversed(largest)}
+    cards = []
+    for label, places in sorted(of_classes.items(), key=lambda item: -len(item[1]))[:SHOWN]:
+        shown = {images.keys[i]: _shown(images, i) for i in (places[0], places[-1])}
+        cards.append(Card(shown, [images.classes[label], count(len(places), "held-out image") + " in this series"]))
+    return cards
+
+
+def _shown(images: Source, i: int) -> np.ndarray:
+    """Return an image for the report."""
+    image = open_image(images.read(i).data, max_pixels=pixel_limit(images), at_least=SHOWN_SIDE)
+    image.thumbnail((SHOWN_SIDE, SHOWN_SIDE))
+    return np.asarray(image)
+
+
+def _small(images: SourcePart) -> np.ndarray:
     """Return the images at 8x8 pixels (n values)."""
 
     def small(i: int) -> np.ndarray:
-        sample = images.read(i)
+        source, place = images.origin(i)
         try:
+            sample = source.read(place)
             image = open_image(sample.data, max_pixels=pixel_limit(images), at_least=4 * SIDE)
-        except BadImage as error:
-            raise lost_error(images, sample.key, error) from error
+        except (BadImage, LostDataError) as error:
+            if getattr(source, "takes_next", None):  # training reports it
+                return np.zeros(3 * SIDE**2, np.uint8)
+            raise lost_error(source, source.keys[place], error) if isinstance(error, BadImage) else error from None
         return np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BOX)).ravel()
 
     with Work("series", len(images)) as work:

@@ -1,9 +1,8 @@
-"""Series: photos of one class that show the same thing at the same place, such as several shots of one shelf, the
-frames of a video, or the crops of one photo. They are found by their features.
+"""Series of similar images: shots of one thing, frames of a video, crops of a photo; found by features.
 
 A class is clustered by the cosine distance of its photos (average linkage), and cut at several fractions of the mean
 distance in a class, since no fixed distance suits all datasets. From the coarsest cut on, a cluster is a series if it
-is apart from the others of its class, by its mean silhouette (Rousseeuw, J. Comput. Appl. Math. 20, 1987), which is
+is separate from the others of its class, by its mean silhouette (Rousseeuw, J. Comput. Appl. Math. 20, 1987), which is
 near 0 where a cluster is a piece of a continuum. Photos are in series at all if the silhouettes of the result are high.
 benchmarks/few-images/series.py has the numbers for photos with and without series.
 """
@@ -51,7 +50,7 @@ def standardised(features: np.ndarray) -> np.ndarray:
 
 
 def whitened(pixels: np.ndarray) -> np.ndarray:
-    """Return the pixels (n d) of small pictures without their mean, in directions of about equal variance.
+    """Return the pixels (n d) of small images without their mean, in directions of about equal variance.
 
     Without this, brightness and colour of the whole would outweigh all else.
     """
@@ -86,9 +85,9 @@ def _first(clusters: np.ndarray) -> np.ndarray:
 def _clusterings(rows: np.ndarray, cuts: Sequence[float]) -> Iterator[np.ndarray]:
     """Yield the cluster of every photo (n), from 0, by average linkage up to each of some ascending distances.
 
-    Two clusters that are each other's nearest are joined. Their distance is 1 - the product of their mean rows, and no
-    join brings a cluster nearer to a third one, so that joining all such pairs at once gives the same tree as one after
-    the other.
+    Two clusters that are each other's nearest are joined. Their distance is 1 - the product of their mean rows. A joined
+    cluster is not nearer to a third one than its parts were, so joining all such pairs in one step gives the same tree
+    as one after the other.
     """
     means, sizes, owner = rows.copy(), np.ones(len(rows), np.int64), np.arange(len(rows))
     nearest, distance = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.float32)

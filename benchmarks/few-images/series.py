@@ -143,7 +143,7 @@ def rows_of(name: str, folder: Path, *, is_known: bool, new: Path | None = None)
     """Yield the results for a set of images, by features and by pixels."""
     features, paths, labels = features_of(folder)
     rows, numbers = standardised(features), np.arange(len(paths))
-    names = [f"{path.parent.name}/{path.stem.split('_')[0]}" for path in paths]
+    names = [f"{path.parent.name}/{path.stem.rsplit('_', 1)[0]}" for path in paths]
     known = np.unique(names, return_inverse=True)[1] if is_known else None
     kinds = {"network": (rows, MIN_SILHOUETTE), "pixels": (whitened(pixels_of(paths)), MIN_SILHOUETTE_PIXELS)}
     for kind, (compared, least) in kinds.items():

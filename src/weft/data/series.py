@@ -85,9 +85,9 @@ def _first(clusters: np.ndarray) -> np.ndarray:
 def _clusterings(rows: np.ndarray, cuts: Sequence[float]) -> Iterator[np.ndarray]:
     """Yield the cluster of every photo (n), from 0, by average linkage up to each of some ascending distances.
 
-    Two clusters that are each other's nearest are joined. Their distance is 1 - the product of their mean rows. A joined
-    cluster is not nearer to a third one than its parts were, so joining all such pairs in one step gives the same tree
-    as one after the other.
+    Two clusters that are each other's nearest are joined. Their distance is 1 - the product of their mean rows. A
+    joined cluster is not nearer to a third one than its parts were, so joining all such pairs in one step gives the
+    same tree as one after the other.
     """
     means, sizes, owner = rows.copy(), np.ones(len(rows), np.int64), np.arange(len(rows))
     nearest, distance = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.float32)

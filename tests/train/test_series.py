@@ -24,7 +24,7 @@ CLIPS, FRAMES = 5, 5  # of each of three classes
 
 
 def write_clips(folder: Path) -> Path:
-    """Write clips of noise: the frames of a clip differ little. Names say nothing about clips in their order."""
+    """Write clips of noise: the frames of a clip differ little. The end of a name has the number of clip and frame."""
     random = np.random.default_rng(0)
     for number in range(3):
         (folder / f"class{number}").mkdir(parents=True)
@@ -107,8 +107,7 @@ def test_series_are_not_looked_for_where_the_user_decides(
     assert not (out / "series.csv").exists()
 
 
-def test_a_split_of_the_data_stays(clips: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "find_series", None)
+def test_a_split_of_the_data_stays(clips: Path, tmp_path: Path) -> None:
     data = tmp_path / "data"
     shutil.copytree(clips, data / "train")
     shutil.copytree(clips, data / "val")
@@ -163,3 +162,44 @@ def test_a_file_of_other_images_is_refused(clips: Path, tmp_path: Path, text: st
     (tmp_path / "other.csv").write_text(text)
     with pytest.raises(GroupError, match=words):
         run(clips, tmp_path / "run", **{"data.group": str(tmp_path / "other.csv")})
+
+
+def test_a_split_of_the_data_that_parts_series_is_noted(
+    clips: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "data"
+    for path in clips.rglob("*.png"):
+        place = data / ("val" if path.stem[-1] == "0" else "train") / path.relative_to(clips)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, place)
+    train(data, settings=settings(epochs=1), out=tmp_path / "run")
+    assert "15 held-out images are similar to training images, of 15" in capsys.readouterr().err
+    assert not (tmp_path / "run" / "series.csv").exists()
+
+
+def test_classes_of_two_series_are_held_out(tmp_path: Path) -> None:
+    """Each of the two has half of the images, which is more than the share to hold out."""
+    data = write_clips(tmp_path / "data")
+    for path in data.rglob("*.png"):
+        if path.stem[-2] not in "01":
+            path.unlink()
+    sides = clips_by_side(run(data, tmp_path / "run", epochs=1, batch_size=4))
+    assert len(sides["train"]) == len(sides["val"]) == 3
+
+
+def test_series_are_found_by_the_features_of_the_weights_to_start_from(
+    clips: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_features, widths = module.read_features, list[int]()
+
+    def read(*args: Any, **keywords: Any) -> tuple[list[np.ndarray], np.ndarray]:
+        features, labels = read_features(*args, **keywords)
+        widths.append(features[0].shape[-1])
+        keys = args[1].dataset.source.keys
+        clip = np.array([3 * int(Path(key).stem[-2]) + label for key, label in zip(keys, labels, strict=True)])
+        return [np.eye(3 * CLIPS)[clip][:, None].astype(np.float32)], labels
+
+    monkeypatch.setattr(module, "read_features", read)
+    out = run(clips, tmp_path / "run", epochs=1, start_from=str(finished))
+    assert len(widths) == 1
+    assert clips_by_side(out) == clips_by_side(finished)

@@ -178,7 +178,7 @@ def grouped_share(labels: Labels, groups: Sequence[str], share: float, seed: int
     A group belongs to the class of most of its images. The groups of a class are taken in the order of their ranks
     until they have its share of the images. The rank, a number from 0 to 1, of a group of more than 1.5 times the share
     is raised, so that a large group is held out only if there are no others. An image more or less moves only groups at
-    the end of the share.
+    the end of the share. Of several groups that are all too large, the smallest is held out.
     """
     chosen = set[str]()
     for sizes in _groups_by_class(labels, groups, seed):
@@ -190,6 +190,8 @@ def grouped_share(labels: Labels, groups: Sequence[str], share: float, seed: int
             if before + sizes[name] / 2 < wanted:
                 chosen.add(name)
             before += sizes[name]
+        if len(sizes) > 1 and chosen.isdisjoint(sizes):
+            chosen.add(min(sizes, key=sizes.__getitem__))
     return [i for i, group in enumerate(groups) if group in chosen]
 
 

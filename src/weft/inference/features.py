@@ -51,6 +51,11 @@ def classifiers(network: nn.Module) -> list[nn.Linear]:
     return layers
 
 
+def has_classifiers(network: nn.Module) -> bool:
+    """Return whether each head of a network ends in a linear layer, so that features can be taken from it."""
+    return bool(_classifiers(network))
+
+
 def _classifiers(network: nn.Module) -> list[nn.Linear]:
     """Return the last linear layers of a network, one per head; none if a head has no or several linear layers."""
     get_classifier = getattr(network, "get_classifier", None)

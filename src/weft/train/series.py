@@ -1,6 +1,6 @@
-"""Series of photos in the data of a run: they are found before the split, and held out as a whole.
+"""Series of similar images in the data of a run: found before the split, and held out as a whole.
 
-A random split puts photos of one series on both sides, and the accuracy is then that on further photos of the same
+A random split puts images of one series on both sides, and the accuracy is then that for further images of the same
 series. They are looked for if neither the data nor the user say which images belong together.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +19,8 @@ from weft.data.groups import NONE, SIMILAR, is_file_of_groups, read_groups
 from weft.data.index import in_threads
 from weft.data.open import is_library
 from weft.data.series import MIN_SILHOUETTE, MIN_SILHOUETTE_PIXELS, find_series, standardised, whitened
-from weft.data.source import LostDataError, Source, lost_error, pixel_limit
-from weft.inference.features import read_features
+from weft.data.source import LostDataError, Source, Splits, lost_error, pixel_limit
+from weft.inference.features import has_classifiers, read_features
 from weft.inference.inputs import SourcePart
 from weft.inference.measurement import evaluation_batches
 from weft.progress import Work, quietly
@@ -34,18 +35,21 @@ SHOWN, SHOWN_SIDE = 6, 160  # pairs in the report, and pixels of their images
 
 
 def in_series(plan: Plan) -> Plan:
-    """Return the plan with a split that keeps the series of photos on one side; the same plan if there are none."""
+    """Return the plan with a split that keeps each series of images on one side; the same plan if there are none.
+
+    The images of a split that the data have stay; a note says how many series are on both sides.
+    """
     data, splits = plan.recipe.data, plan.splits
     if is_file_of_groups(data.group):
         recipe = dataclasses.replace(plan.recipe, data=dataclasses.replace(data, group=SIMILAR))
         return dataclasses.replace(plan, recipe=recipe, series=read_groups(Path(str(data.group))))
     is_left_open = data.group is None and data.limit is None and len(splits.train) + len(splits.val) <= MAX_IMAGES
-    has_own = splits.is_given or splits.groups is not None or is_library(str(data.source))
+    has_own = splits.groups is not None or is_library(str(data.source))
     if has_own or not (is_left_open or data.group == SIMILAR):
         return plan
     series = series_of_images(plan)
-    if not series:
-        return plan
+    if splits.is_given or not series:
+        return dataclasses.replace(plan, notes=(*plan.notes, *_shared(splits, series)))
     recipe = dataclasses.replace(plan.recipe, data=dataclasses.replace(data, group=SIMILAR))
     with quietly():
         grouped = open_splits(recipe, series)
@@ -58,6 +62,18 @@ def in_series(plan: Plan) -> Plan:
     return dataclasses.replace(plan, recipe=recipe, splits=grouped, notes=notes, series=series)
 
 
+def _shared(splits: Splits, series: Mapping[str, str]) -> list[str]:
+    """Return a note if images of one series are on both sides of a split."""
+    trained = {series[key] for key in splits.train.keys if key in series}
+    if not (leaked := sum(series.get(key) in trained for key in splits.val.keys)):
+        return []
+    similar = count(leaked, "held-out image is", "held-out images are")
+    return [
+        f"{similar} similar to training images, of {len(splits.val):,}: they are of one series. The accuracy for images"
+        " of other series is lower (docs/series.md)."
+    ]
+
+
 def series_of_images(plan: Plan) -> dict[str, str]:
     """Return the series of every image by its key, without images that are alone; empty if there are no series.
 
@@ -68,7 +84,8 @@ def series_of_images(plan: Plan) -> dict[str, str]:
 
 def _series(plan: Plan) -> dict[str, str]:
     recipe, images = plan.recipe, SourcePart(plan.splits.train, plan.splits.val)
-    if recipe.pretrained or recipe.start_from is not None:
+    has_weights = recipe.pretrained or recipe.start_from is not None
+    if has_weights and has_classifiers(plan.network):
         if recipe.start_from is not None:
             load_start_weights(plan.network, recipe.start_from, plan.splits.classes)
         batches = evaluation_batches(images, plan.network, FEATURE_BATCH, recipe.workers)

@@ -45,6 +45,7 @@ NAVIGATION = {
     "Start": ("Overview and installation <_generated/readme>",),
     "Tasks": (
         "few-images",
+        "series",
         "more-images",
         "embed",
         "data",

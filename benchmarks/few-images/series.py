@@ -92,11 +92,11 @@ def frames_of(number: int, photos: Sequence[Image.Image], draws: random.Random, 
             (96, 96), Image.Transform.AFFINE, (1, shear, -48 * shear, 0, 1, 0), Image.Resampling.BICUBIC
         )
         seen = seen.rotate(angle + draws.uniform(-1.5, 1.5), Image.Resampling.BICUBIC).resize((size, size))
-        place = tuple(int((whole - size) / 2 + way * size / 60 + draws.uniform(-1, 1)) for way in shift)
-        image.paste(seen, place, seen)
+        right, down = (int((whole - size) / 2 + way * size / 60 + draws.uniform(-1, 1)) for way in shift)
+        image.paste(seen, (right, down), seen)
         image, bright = ImageEnhance.Contrast(image).enhance(contrast), light * draws.uniform(0.92, 1.08)
         bands = [
-            band.point(lambda value, factor=bright * own: min(255, int(value * factor)))
+            band.point([min(255, int(value * bright * own)) for value in range(256)])
             for band, own in zip(image.split(), tint, strict=True)
         ]
         yield Image.merge("RGB", bands).filter(ImageFilter.GaussianBlur(blur * size / 60))
@@ -115,10 +115,10 @@ def write_frames(photos: Sequence[Path], folder: Path, seed: int, most: int, cou
 
 def accuracy(rows: np.ndarray, labels: np.ndarray, groups: np.ndarray) -> float:
     """Return the accuracy in percent in five folds of whole groups."""
-    right = np.zeros(len(labels), bool)
+    right = np.zeros(len(labels))
     for train, val in StratifiedGroupKFold(5, shuffle=True, random_state=0).split(rows, labels, groups):
         right[val] = classifier(rows[train], labels[train]).predict(rows[val]) == labels[val]
-    return 100 * right.mean()
+    return 100 * float(right.mean())
 
 
 def classifier(rows: np.ndarray, labels: np.ndarray) -> RidgeClassifier:
@@ -170,7 +170,7 @@ def accuracy_on(folder: Path, features: np.ndarray, labels: np.ndarray) -> float
     others, _, expected = features_of(folder)
     both = standardised(np.concatenate([features, others]))
     predicted = classifier(both[: len(labels)], labels).predict(both[len(labels) :])
-    return 100 * float((predicted == expected).mean())
+    return 100 * float(np.mean(predicted == expected))
 
 
 def main() -> None:

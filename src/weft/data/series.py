@@ -32,7 +32,7 @@ def find_series(rows: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, float
     rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.float32(1e-12))
     classes = [np.flatnonzero(labels == label) for label in np.unique(labels)]
     distances = [_mean_distance(rows[photos]) for photos in classes if len(photos) > 1]
-    cuts = np.median(distances or [0.0]) * np.array(CUTS)
+    cuts = [float(np.median(distances or [0.0])) * cut for cut in CUTS]
     series, silhouettes, number = np.zeros(len(rows), np.int64), np.zeros(len(rows)), 0
     for photos in classes:
         own = _series_of(rows[photos], cuts)

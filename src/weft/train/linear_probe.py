@@ -187,7 +187,7 @@ def fit(
         strength, of_folds = _cross_validated(rows, targets, splits, num_views, class_weight, scoring)
         right = _are_right(rows, targets, splits, of_folds, num_views)
     if groups is not None and splits:
-        held_out = [groups[row // num_views] for _, fold in splits for row in fold[::num_views]]
+        held_out = [groups[int(row) // num_views] for _, fold in splits for row in fold[::num_views]]
         if singles := _splits(own, num_views, seed)[:most]:
             chosen = np.array([strength])
             _, of_folds = _cross_validated(rows, targets, singles, num_views, class_weight, scoring, chosen)
@@ -259,10 +259,11 @@ def _grouped_splits(labels: np.ndarray, groups: Sequence[str], num_views: int, s
     """Return the rows of each fold that holds out groups. A class keeps a group for training in every fold."""
     names, numbers = labels.tolist(), range(1, FOLDS + 1)
     folds = [grouped_split(names, groups, grouped_fold(names, groups, FOLDS, fold, seed)) for fold in numbers]
-    views = np.arange(num_views)
-    splits = [
-        tuple((np.array(side)[:, None] * num_views + views).ravel() for side in fold) for fold in folds if fold[1]
-    ]
+
+    def rows_of(images: list[int]) -> np.ndarray:
+        return (np.array(images)[:, None] * num_views + np.arange(num_views)).ravel()
+
+    splits = [(rows_of(train), rows_of(val)) for train, val in folds if val]
     return splits if len(splits) > 1 and len(np.unique(labels)) > 1 else []
 
 

@@ -96,7 +96,7 @@ def frames_of(number: int, photos: Sequence[Image.Image], draws: random.Random, 
         image.paste(seen, (right, down), seen)
         image, bright = ImageEnhance.Contrast(image).enhance(contrast), light * draws.uniform(0.92, 1.08)
         bands = [
-            band.point([min(255, int(value * bright * own)) for value in range(256)])
+            band.point([min(255, int(value * (bright * own))) for value in range(256)])
             for band, own in zip(image.split(), tint, strict=True)
         ]
         yield Image.merge("RGB", bands).filter(ImageFilter.GaussianBlur(blur * size / 60))

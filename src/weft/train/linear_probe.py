@@ -187,7 +187,7 @@ def fit(
         strength, of_folds = _cross_validated(rows, targets, splits, num_views, class_weight, scoring)
         right = _are_right(rows, targets, splits, of_folds, num_views)
     if groups is not None and splits:
-        held_out = [groups[int(row) // num_views] for _, fold in splits for row in fold[::num_views]]
+        held_out = [groups[int(row // num_views)] for _, fold in splits for row in fold[::num_views]]
         if singles := _splits(own, num_views, seed)[:most]:
             chosen = np.array([strength])
             _, of_folds = _cross_validated(rows, targets, singles, num_views, class_weight, scoring, chosen)

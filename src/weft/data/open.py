@@ -288,7 +288,8 @@ def _split(
         check_empty(inventory, names, train if plan.limit is None and plan.train_fraction == 1 else inside)
     if not train + val or not (evaluate_only or (classes is not None and not inventory.is_given)):
         check_sides(inventory, len(train), len(val))
-    how = f"a stratified split of {plan.description}, because the dataset has none"
+    kind = "split by groups" if inventory.groups else "stratified split"
+    how = f"a {kind} of {plan.description}, because the dataset has none"
     notes = split_notes(inventory, names, train, val, how)
     notes += survey_notes(inventory, names, val) + copy_notes(inventory, train, held_out)
     if num_outside := len(inventory.keys) - len(inside):

@@ -52,7 +52,8 @@ nitpick_ignore_regex = [
     ("py:class", r"weft\.inference\.metrics\.Class(Counts|Score)"),  # types of cached properties
     ("py:class", r"AllowInfNan|FieldInfo|Ge|Le|NoneType|Path|ndarray"),  # in the representation of annotated types
     ("py:class", r"BatchSize|Field|Format|Number|Precision|Seconds"),  # aliases of annotated types
-    ("py:class", r"Float|ImageCms\..*|Int64|Loading|LrFinding|Pace|Runtime|UInt8|WorkerProcess"),  # imported for type checkers alone
+    ("py:class", r"Float|ImageCms\..*|Int64|Loading|LrFinding|Pace|Runtime|UInt8"),  # imported for type checkers alone
+    ("py:class", r"WorkerProcess"),  # likewise
 ]
 
 

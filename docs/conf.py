@@ -49,7 +49,7 @@ nitpick_ignore_regex = [
     ("py:class", r"Dataset|Sampler|State|Tensor|_\w+"),  # of torch without its module, and an alias
     ("py:class", r"dict\[str|inf|s|0\.001"),  # parts of types in docstrings, and of the representation of a range
     ("py:class", r"pydantic\..*|weft\.checkpoints\.confidence\._\w+"),  # in the representation of annotated types
-    ("py:class", r"weft\.inference\.metrics\.Class(Counts|Score)"),  # types of cached properties
+    ("py:class", r"weft\.inference\.scores\.Class(Counts|Score)"),  # types of cached properties
     ("py:class", r"AllowInfNan|FieldInfo|Ge|Le|NoneType|Path|ndarray"),  # in the representation of annotated types
     ("py:class", r"BatchSize|Field|Format|Number|Precision|Seconds"),  # aliases of annotated types
     ("py:class", r"Float|ImageCms\..*|Int64|Loading|LrFinding|Pace|Runtime|UInt8"),  # imported for type checkers alone

@@ -29,7 +29,7 @@ from weft.inference.arguments import recipe_of
 from weft.inference.calibration import MAX_IMAGES, fit_temperature
 from weft.inference.inputs import SourcePart
 from weft.inference.measurement import evaluation_batches
-from weft.inference.metrics import calibration_error
+from weft.inference.scores import calibration_error
 from weft.inference.torch_model import infer
 from weft.machine.runtime import Runtime
 

@@ -24,7 +24,7 @@ from benchmarks.common.records import read_csv, write_csv
 
 from weft.inference import evaluate
 from weft.inference.exports import export_run
-from weft.inference.metrics import calibration_error
+from weft.inference.scores import calibration_error
 from weft.report.intervals import interval_of
 from weft.train import train
 

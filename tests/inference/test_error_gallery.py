@@ -13,7 +13,7 @@ from tests.helpers import lively, noise_images
 from weft.data import Source, open_data
 from weft.inference import Predictor, TorchModel
 from weft.inference.error_gallery import MAX_ERRORS, explained_errors
-from weft.inference.metrics import Mistake
+from weft.inference.scores import Mistake
 from weft.report.markup import gallery
 
 

@@ -16,8 +16,9 @@ from torch.nn import functional as F
 from tests.evaluations import evaluation_of
 from weft.checkpoints.unknown import Threshold
 from weft.inference.measurement import measure
-from weft.inference.metrics import BINS, MOST_MISTAKES, Evaluation, class_lines
+from weft.inference.metrics import MOST_MISTAKES, Evaluation, class_lines
 from weft.inference.real_labels import RealScore
+from weft.inference.scores import BINS
 from weft.machine.runtime import Runtime
 
 CPU = Runtime.of("cpu", "fp32")

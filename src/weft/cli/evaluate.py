@@ -79,7 +79,8 @@ def evaluate(
 
 
 def _text(result: Evaluation, printed: Printed | None) -> str:
-    from weft.inference.metrics import MAX_MATRIX, percent_text
+    from weft.inference.metrics import MAX_MATRIX
+    from weft.inference.scores import percent_text
 
     lines = result.summary()
     if printed is not None and printed.top1 is not None and len(result.classes) == 1000:

@@ -11,7 +11,7 @@ from scipy.special import log_softmax, softmax
 
 from weft.checkpoints.confidence import Confidence, Point, confidence_of
 from weft.checkpoints.unknown import detector_of
-from weft.inference.metrics import calibration_error
+from weft.inference.scores import calibration_error
 
 MAX_IMAGES = 5_000  # held-out images that the calibration uses
 MAX_POINTS = 1_000  # of the curve in config.json

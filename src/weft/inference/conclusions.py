@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.inference.metrics import Evaluation, Mistake, never_predicted_text
+from weft.inference.metrics import Evaluation, never_predicted_text
+from weft.inference.scores import Mistake
 from weft.report.intervals import too_few_text
 from weft.report.pages import Lead
 from weft.runs.directory import EpochRow

@@ -8,8 +8,8 @@ from typing import Any
 from weft.data import Source, open_image
 from weft.data.source import pixel_limit
 from weft.errors import DataError
-from weft.inference.metrics import Mistake
 from weft.inference.predictor import Predictor
+from weft.inference.scores import Mistake
 from weft.interpret.overlay import overlaid
 from weft.report.markup import Card
 

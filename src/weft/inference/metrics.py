@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from weft.checkpoints.unknown import Threshold
 from weft.inference.real_labels import RealScore
+from weft.inference.scores import (
+    BINS,
+    Bin,
+    ClassCounts,
+    ClassScore,
+    Confident,
+    Mistake,
+    bins_of,
+    calibration_error,
+    confused_pairs,
+    mean_of,
+    percent_text,
+)
 from weft.report import markup
 from weft.report.intervals import Estimate, accuracy_in_groups, accuracy_of, accuracy_text, grouped_text, too_few_text
 from weft.report.notebook import described
@@ -22,66 +35,6 @@ COVERAGES = (1.0, 0.95, 0.9, 0.8, 0.7, 0.5)
 BALANCED = "balanced accuracy"
 MAX_CLASSES = 20  # in the tables of a notebook
 MAX_MATRIX = 100  # classes; results of more have the pairs of confused classes instead of a confusion matrix
-BINS = 15  # as in arXiv 1706.04599
-
-
-class ClassScore(NamedTuple):
-    """Scores of one class in percent; None where they are undefined. `images` is the number of images of the class.
-
-    A class without images has no scores; a class that is never predicted has no precision.
-    """
-
-    name: str
-    images: int
-    precision: float | None
-    recall: float | None
-    f1: float | None
-
-
-class ClassCounts(NamedTuple):
-    """Numbers of images by class, each (classes).
-
-    Attributes:
-        images: those of the class.
-        predicted: those whose predicted class it is.
-        correct: those of the class that are predicted correctly.
-    """
-
-    images: np.ndarray
-    predicted: np.ndarray
-    correct: np.ndarray
-
-
-class Mistake(NamedTuple):
-    """One misclassified image; `place` is its index in the source."""
-
-    key: str
-    true: str
-    predicted: str
-    probability: float
-    place: int
-
-
-class Confident(NamedTuple):
-    """The images that a model is most certain of: their number, and their accuracy in percent; None without images."""
-
-    images: int
-    top1: float | None
-
-
-class Bin(NamedTuple):
-    """The images whose predicted class has a probability above `low` and up to `high`.
-
-    Attributes:
-        sure: mean probability of the predicted classes (confidence), 0 to 1.
-        right: accuracy, 0 to 1; equal to `sure` for a calibrated model.
-    """
-
-    low: float
-    high: float
-    images: int
-    sure: float
-    right: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,7 +180,7 @@ class Evaluation:
     @property
     def calibration(self) -> list[Bin]:
         """Reliability diagram: confidence and accuracy in bins of equal width, without empty bins."""
-        edges, bins = np.linspace(0, 1, BINS + 1).tolist(), _bins(self.confidence)
+        edges, bins = np.linspace(0, 1, BINS + 1).tolist(), bins_of(self.confidence)
         rows = []
         for i in np.unique(bins):
             here = bins == i
@@ -243,7 +196,7 @@ class Evaluation:
     @property
     def balanced_accuracy(self) -> float:
         """Mean recall of the classes with images (macro average), in percent: every class counts the same."""
-        return _mean(score.recall for score in self.per_class)
+        return mean_of(score.recall for score in self.per_class)
 
     @property
     def never_predicted(self) -> list[str]:
@@ -254,7 +207,7 @@ class Evaluation:
     @property
     def macro_f1(self) -> float:
         """Mean F1 score of the classes with images, in percent."""
-        return _mean(score.f1 for score in self.per_class)
+        return mean_of(score.f1 for score in self.per_class)
 
     @property
     def coverage(self) -> dict[float, Confident]:
@@ -395,43 +348,6 @@ class Evaluation:
         return markup.fragment("".join(parts))
 
 
-def calibration_error(sure: np.ndarray, right: np.ndarray) -> float:
-    """Return the expected calibration error in percentage points: mean distance of confidence and accuracy over images.
-
-    Args:
-        sure: (images) probability of each predicted class.
-        right: (images) whether it is correct.
-    """
-    bins = _bins(sure)
-    distances = [(bins == i).sum() * abs(sure[bins == i].mean() - right[bins == i].mean()) for i in np.unique(bins)]
-    return float(100 * sum(distances) / max(len(sure), 1))
-
-
-def _bins(sure: np.ndarray) -> np.ndarray:
-    """Return the bin of every confidence, of BINS bins of equal width."""
-    return np.clip(np.ceil(sure * BINS).astype(int) - 1, 0, BINS - 1)
-
-
-def confused_pairs(true: np.ndarray, predicted: np.ndarray, num_classes: int) -> np.ndarray:
-    """Return the pairs of different classes (pairs 3) that occur: true class, predicted class, number of images.
-
-    The pair with the most images is first; of equal ones, that of the first classes. The memory is that of the images.
-
-    Args:
-        true, predicted: (images) class indices.
-        num_classes: number of classes.
-    """
-    is_wrong = true != predicted
-    codes, counts = np.unique(true[is_wrong] * num_classes + predicted[is_wrong], return_counts=True)
-    order = np.argsort(-counts, kind="stable")
-    return np.column_stack([*divmod(codes[order], num_classes), counts[order]])
-
-
-def _mean(scores: Iterable[float | None]) -> float:
-    defined = [score for score in scores if score is not None]
-    return sum(defined) / max(len(defined), 1)
-
-
 def pooled(evaluations: Sequence[Evaluation]) -> Evaluation:
     """Join evaluations on different images of the same classes; `places` are those in the source of each."""
     names = ("places", "true", "predicted", "confidence", "rank", "losses")
@@ -452,11 +368,6 @@ def _joined(columns: Sequence[list[str] | None]) -> list[str] | None:
     if any(column is None for column in columns):
         return None
     return [value for column in columns for value in column or ()]
-
-
-def percent_text(value: float | None) -> str:
-    """Return a score in percent as text; `-` where it is undefined."""
-    return "-" if value is None else f"{value:.1f}"
 
 
 def never_predicted_text(result: Evaluation) -> str:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from weft.inference.conclusions import Training, conclusions
-from weft.inference.metrics import MAX_MATRIX, Evaluation, percent_text
+from weft.inference.metrics import MAX_MATRIX, Evaluation
+from weft.inference.scores import percent_text
 from weft.report import markup
 from weft.report.intervals import accuracy_of
 from weft.report.pages import COLOURS, Fields, Section, new_figure, shown, write_page

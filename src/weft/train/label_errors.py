@@ -22,7 +22,7 @@ from scipy.sparse.csgraph import connected_components
 from threadpoolctl import threadpool_limits
 
 from weft.checkpoints.unknown import unit_length
-from weft.inference.metrics import confused_pairs
+from weft.inference.scores import confused_pairs
 from weft.train.linear_probe import FOLDS, held_out_probabilities
 
 MAX_SHARE = 0.1  # of the mean probability of a label, below which the first classifier finds the label wrong
@@ -54,7 +54,7 @@ class LabelErrors:
         quality: (images) probability that the label is right, from 0 to 1; 1 for images that are not judged.
         is_error: (images) whether the label is listed as a likely error: its quality is less than 0.7.
         confusions: (pairs 3) label, other class and number of images with this label that confident learning counts as
-            the other class, as `weft.inference.metrics.confused_pairs`.
+            the other class, as `weft.inference.scores.confused_pairs`.
     """
 
     probabilities: np.ndarray

@@ -15,7 +15,7 @@ from scipy.stats import binomtest
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
-from weft.inference.metrics import confused_pairs
+from weft.inference.scores import confused_pairs
 from weft.text import first_few
 
 FOLDS = 5

@@ -7,16 +7,20 @@ is ridge regression on them, and `random`, `grouped` and `true` are its accuracy
 series that are found, and of the series as they are. Two more sets have known series, made from the first folder and
 from --photos: `crops`, every photo in three to six crops, and `frames`, made traffic signs that come nearer in ten
 frames. For `frames`, `new` is the accuracy on other signs of the classes. A row with `pixels` has the series found
-without a network.
+without a network. Rows with a number have so many random images of every class, `merged` joins three classes to one
+each, and `generated` has random features, for the time and the memory above the features.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import itertools
 import math
 import random
+import resource
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -33,8 +37,10 @@ from weft.train.decisions import model_with_weights
 FILE = Path(__file__).with_suffix(".csv")
 COLUMNS = (
     *("set", "features", "images", "classes", "silhouette", "is_found", "series", "in_series", "agreement"),
-    *("random", "grouped", "true", "new"),
+    *("random", "grouped", "true", "new", "seconds", "megabytes"),
 )
+FEW = (3, 10, 30)  # images of a class, in further rows
+LARGE, LARGE_CLASSES = 50_000, 10  # of generated features, for time and memory
 SIGNS = "ABCDEFGHJKLMNPRSTUVWXYZ0123456789%&#@?!+=<>*"[:43]
 SUFFIXES = (".jpg", ".jpeg", ".png")
 
@@ -147,7 +153,9 @@ def rows_of(name: str, folder: Path, *, is_known: bool, new: Path | None = None)
     known = np.unique(names, return_inverse=True)[1] if is_known else None
     kinds = {"network": (rows, MIN_SILHOUETTE), "pixels": (whitened(pixels_of(paths)), MIN_SILHOUETTE_PIXELS)}
     for kind, (compared, least) in kinds.items():
+        start = time.perf_counter()
         series, silhouette = find_series(compared, labels)
+        seconds = time.perf_counter() - start
         yield {
             "set": name,
             "features": kind,
@@ -162,7 +170,42 @@ def rows_of(name: str, folder: Path, *, is_known: bool, new: Path | None = None)
             "grouped": f"{accuracy(rows, labels, series):.1f}",
             "true": "" if known is None else f"{accuracy(rows, labels, known):.1f}",
             "new": "" if new is None else f"{accuracy_on(new, features, labels):.1f}",
+            "seconds": f"{seconds:.1f}",
         }
+    draws = np.random.default_rng(0)
+    for most in FEW:
+        classes = [draws.permutation(np.flatnonzero(labels == label))[:most] for label in np.unique(labels)]
+        yield verdict(f"{name}, {most}", features[np.concatenate(classes)], labels[np.concatenate(classes)])
+    yield verdict(f"{name}, merged", features, labels // 3)
+
+
+def verdict(name: str, features: np.ndarray, labels: np.ndarray) -> dict[str, object]:
+    """Return whether images are in series, by the features of a network."""
+    series, silhouette = find_series(standardised(features), labels)
+    return {
+        "set": name,
+        "features": "network",
+        "images": len(labels),
+        "classes": len(np.unique(labels)),
+        "silhouette": f"{silhouette:.3f}",
+        "is_found": silhouette >= MIN_SILHOUETTE,
+        "series": series.max() + 1,
+        "in_series": f"{np.mean(np.bincount(series)[series] > 1):.2f}",
+    }
+
+
+def large() -> dict[str, object]:
+    """Return the time and the memory for many generated features."""
+    draws = np.random.default_rng(0)
+    labels = draws.integers(0, LARGE_CLASSES, LARGE)
+    features = draws.normal(size=(LARGE, 1280)).astype(np.float32)
+    features += 0.6 * draws.normal(size=(LARGE_CLASSES, 1280)).astype(np.float32)[labels]
+    rows = standardised(features)
+    before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
+    find_series(rows, labels)
+    seconds, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    row = {"set": "generated", "features": "network", "images": LARGE, "classes": LARGE_CLASSES}
+    return {**row, "seconds": f"{seconds:.1f}", "megabytes": f"{(after - before) / 1024:.0f}"}
 
 
 def accuracy_on(folder: Path, features: np.ndarray, labels: np.ndarray) -> float:
@@ -192,11 +235,14 @@ def main() -> None:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
         sets = [(folder.name, folder, False, None) for folder in args.folders]
-        for name, folder, is_known, others in (*sets, ("crops", crops, True, None), ("frames", frames, True, new)):
-            for row in rows_of(name, folder, is_known=is_known, new=others):
-                writer.writerow(row)
-                file.flush()
-                print(*row.values(), flush=True)
+        made = (("crops", crops, True, None), ("frames", frames, True, new))
+        of_sets = (
+            rows_of(name, folder, is_known=is_known, new=others) for name, folder, is_known, others in (*sets, *made)
+        )
+        for row in itertools.chain([large()], *of_sets):
+            writer.writerow(row)
+            file.flush()
+            print(*row.values(), flush=True)
 
 
 if __name__ == "__main__":

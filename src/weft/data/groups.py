@@ -1,7 +1,7 @@
 """Groups: which images belong together, so that a split keeps them on one side.
 
 A group is named by a column of a table, by a pattern in the key of an image, by a file that lists the images, by the
-camera and the time of a photo, by the name without its counter, or by a series of photos that look alike
+camera and the time of a photo, by the name without its counter, or by a series of similar images
 (`weft.data.series`).
 """
 
@@ -44,7 +44,7 @@ def groups_of(group: str, keys: Sequence[str], read: Reader, series: Mapping[str
         group: a rule of `RULES` other than `none`, the path of a file of `write_groups`, or a pattern.
         keys: of the images.
         read: function from key to bytes, for `exif`.
-        series: of photos that look alike, by key; for `similar`.
+        series: of similar images, by key; for `similar`.
 
     Raises:
         UsageError: the pattern is not a regular expression, or no series were looked for.
@@ -81,7 +81,7 @@ def is_file_of_groups(group: str | None) -> bool:
 
 
 def write_groups(path: Path, groups: Mapping[str, str]) -> None:
-    """Write the group of each image of several by its key."""
+    """Write the group of each image, by its key."""
     write_table(path, COLUMNS, groups.items())
 
 

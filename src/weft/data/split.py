@@ -36,7 +36,7 @@ class SplitPlan:
         group: images of the same group are on the same side of the split: a column of the table, one of
             `weft.data.groups.RULES`, or a regular expression whose match in the image's key (the parenthesised part, if
             there is one) names the group.
-        series: series of photos that look alike, by key, for the group `similar`; a photo that is not in it is alone.
+        series: series of similar images, by key, for the group `similar`; an image that is not in it is alone.
         train_fraction: fraction of each class to use for training, above 0; validation images are all used.
         limit: maximum number of training images and of validation images, taken round-robin from the classes.
 

@@ -72,9 +72,7 @@ def write_report(
         text = f"Each image as the network saw it{under}."
         sections.append(Section("Most confident errors", text, html=markup.gallery(errors)))
     if series:
-        text = (
-            "Each pair is on one side of the split. A random split would part many pairs, and test on what it has seen."
-        )
+        text = "Both images of a pair are on one side of the split. A random split would put many pairs on both sides."
         sections.append(Section("Images of one series", text, html=markup.gallery(series)))
     is_cut = len(result.classes) > MAX_MATRIX
     if pairs := _pair_rows(result, MAX_ROWS if is_cut else MAX_PAIRS):

@@ -47,9 +47,9 @@ class Data:
 
     group: str | None = option(None, "COLUMN|PATTERN|FILE|RULE")
     """Keep images of a group on one side of the split. Column of a table, pattern in the path, file of `weft data check
-    --series`, or a rule. A pattern is a regular expression, such as `patient(\\d+)`. Rules: `similar`, photos
-    that look alike; `exif`, photos of a camera within a minute; `name`, names that differ by a number at their end;
-    `none`, a random split. None: `similar`, if photos that look alike are found."""
+    --series`, or a rule. A pattern is a regular expression, such as `patient(\\d+)`. Rules: `similar`, similar images;
+    `exif`, photos of a camera with pauses of at most a minute; `name`, names that differ by a number at their end;
+    `none`, a random split. None: `similar`, if similar images are found."""
 
     image: str | None = None
     """Column of a table, or of a dataset of `hf:`, that has the images or their paths. None: recognised by its name."""

@@ -8,7 +8,7 @@ metrics.csv    one row per epoch
 steps.csv      one row per step
 best/ last/    model directories
 state/         training states, from which an interrupted run resumes
-series.csv     series of photos that look alike, where training found some
+series.csv     series of similar images, where training found some
 images.tsv.gz  fingerprint of the dataset: class, split, size and hash of every image
 report/        figures and tables
 public_classifier.safetensors  of the public weights that the run started from, for the detector of unknown images

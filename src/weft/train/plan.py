@@ -65,7 +65,7 @@ class Plan:
         notes: a sentence for each decision.
         loads_weights: load the public weights; not for a run whose weights come from a saved state.
         request: what the user named.
-        series: series of photos that look alike, by key, if training found some.
+        series: series of similar images, by key, if training found some.
     """
 
     recipe: Recipe

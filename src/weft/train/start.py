@@ -139,26 +139,30 @@ def find_lr(
     data: str | Path | None = None,
     model: str | None = None,
     *,
+    recipe: str | Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+    from_scratch: bool = False,
     steps: int = 100,
     quiet: bool = False,
-    **arguments: Any,
+    **given: Any,
 ) -> LrFinding:
     """Try learning rates from 1e-7 to 1 in steps of the run that `train` would start, and suggest one.
 
     Writes no files.
 
     Args:
-        data, model, quiet: as in `train`.
+        data, model, recipe, settings, from_scratch, quiet: as in `train`.
         steps: number of rates to try.
-        arguments: `recipe`, `settings`, `from_scratch`, and arguments of `train` that are settings, such as
-            `batch_size`.
+        given: other arguments of `train` that are settings, such as `batch_size`.
 
     Raises:
         UsageError, DataError, CheckpointError: as in `train`; also for a recipe without training steps.
     """
     if steps < 1:
         raise UsageError(f"steps must be at least 1; got {steps}.")
-    plan = _prepared(_request(data, model, arguments, "--find-lr"), needs_steps=True)
+    more = {"model": model, **given}
+    request = Request(data, recipe, settings, more, from_scratch=from_scratch, option="--find-lr")
+    plan = _prepared(request, needs_steps=True)
     from weft.train.lr_finder import sweep_lr
 
     return sweep_lr(plan, steps)
@@ -169,22 +173,27 @@ def planned_run(
     data: str | Path | None = None,
     model: str | None = None,
     *,
+    recipe: str | Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+    from_scratch: bool = False,
     seconds: float = 60.0,
     quiet: bool = False,
-    **arguments: Any,
+    **given: Any,
 ) -> PlannedRun:
     """Estimate duration, memory and disk space of the run that `train` would start, by 20 of its steps.
 
     Writes no files, and loads no weights.
 
     Args:
-        data, model, quiet, arguments: as in `find_lr`.
+        data, model, recipe, settings, from_scratch, given, quiet: as in `find_lr`.
         seconds: time after which fewer steps suffice, at least 3.
 
     Raises:
         UsageError, DataError, CheckpointError: as in `find_lr`.
     """
-    plan = _prepared(_request(data, model, arguments, "--plan"), needs_steps=True, loads_weights=False)
+    more = {"model": model, **given}
+    request = Request(data, recipe, settings, more, from_scratch=from_scratch, option="--plan")
+    plan = _prepared(request, needs_steps=True, loads_weights=False)
     from weft.train.estimate import measure_run
 
     return measure_run(plan, seconds)
@@ -195,16 +204,19 @@ def loading_speed(
     data: str | Path | None = None,
     model: str | None = None,
     *,
+    recipe: str | Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+    from_scratch: bool = False,
     seconds: float = 5.0,
     quiet: bool = False,
-    **arguments: Any,
+    **given: Any,
 ) -> Loading:
     """Measure how fast the training images of the run that `train` would start are loaded, by number of processes.
 
     Writes no files, and loads no weights.
 
     Args:
-        data, model, quiet, arguments: as in `find_lr`.
+        data, model, recipe, settings, from_scratch, given, quiet: as in `find_lr`.
         seconds: time for each number of processes, above 0.
 
     Raises:
@@ -212,7 +224,9 @@ def loading_speed(
     """
     if not 0 < seconds < math.inf:
         raise UsageError(f"seconds must be above 0 and finite; got {seconds}.")
-    plan = _prepared(_request(data, model, arguments), loads_weights=False)
+    more = {"model": model, **given}
+    request = Request(data, recipe, settings, more, from_scratch=from_scratch)
+    plan = _prepared(request, loads_weights=False)
     if plan.runtime.world > 1:
         raise UsageError(f"weft data bench runs in one process; got {plan.runtime.world}. Omit torchrun.")
     from weft.train.estimate import measure_loading
@@ -226,14 +240,17 @@ def find_series(
     model: str | None = None,
     *,
     out: str | Path,
+    recipe: str | Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+    from_scratch: bool = False,
     force: bool = False,
     quiet: bool = False,
-    **arguments: Any,
+    **given: Any,
 ) -> dict[str, str]:
     """Find series of similar images, as `train` finds them, and write them to a file that `train` reads.
 
     Args:
-        data, model, quiet, arguments: as in `find_lr`.
+        data, model, recipe, settings, from_scratch, given, quiet: as in `find_lr`.
         out: CSV file with the columns `image` and `group`, a row per image; the group of an image that is in no series
             is empty.
         force: overwrite an existing file.
@@ -248,7 +265,9 @@ def find_series(
     """
     if is_first_process():
         _check_file(Path(out), "--series", str(data), force=force)
-    plan = _planned(_request(data, model, arguments, "--series FILE"))
+    more = {"model": model, **given}
+    request = Request(data, recipe, settings, more, from_scratch=from_scratch, option="--series FILE")
+    plan = _planned(request)
     from weft.train.series import series_of_images
 
     series = series_of_images(plan)
@@ -265,14 +284,17 @@ def preview(
     model: str | None = None,
     *,
     out: str | Path,
+    recipe: str | Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+    from_scratch: bool = False,
     force: bool = False,
     quiet: bool = False,
-    **arguments: Any,
+    **given: Any,
 ) -> Path:
     """Draw training images as the network receives them in the first epochs: cropped, augmented and mixed.
 
     Args:
-        data, model, quiet, arguments: as in `find_lr`.
+        data, model, recipe, settings, from_scratch, given, quiet: as in `find_lr`.
         out: file to write; `.png`, `.pdf`, `.svg` or another format of matplotlib.
         force: overwrite an existing file.
 
@@ -281,7 +303,8 @@ def preview(
         DataError: as in `train`.
         StorageError: the file cannot be written.
     """
-    path, request = Path(out), _request(data, model, arguments, "--preview FILE")
+    path, more = Path(out), {"model": model, **given}
+    request = Request(data, recipe, settings, more, from_scratch=from_scratch, option="--preview FILE")
     if is_first_process():
         _check_image_file(path, str(request.resolved.data.source), force=force)
     plan = _prepared(request, measure=False, loads_weights=False)
@@ -294,12 +317,6 @@ def preview(
             figure.savefig(path, dpi=120)
     plan.runtime.wait()
     return path
-
-
-def _request(data: str | Path | None, model: str | None, arguments: dict[str, Any], option: str = "") -> Request:
-    """Return the request of other arguments of `train` than its first two."""
-    named = {name: arguments.pop(name) for name in ("recipe", "settings", "from_scratch") if name in arguments}
-    return Request(data, given={"model": model, **arguments}, option=option, **named)
 
 
 def _check_file(path: Path, option: str, source: str, *, force: bool) -> None:

@@ -277,6 +277,21 @@ def opened(name: str, number: int) -> index.FileIndex:
     return index.FileIndex(keys, {"": number}, name, stamps, began=1 << 62)
 
 
+def test_a_process_that_comes_next_takes_over(monkeypatch):
+    """Also if it looked into the cache before, and the other had just ended when it began."""
+    monkeypatch.setattr(index, "MANY", 0)
+    one, other = opened("jpg", 3), opened("jpg", 3)
+    asked = list[str]()
+
+    def find(key: str) -> index.Found:
+        asked.append(key)
+        return index.Found(index.DECODED)
+
+    one.fill(np.arange(2), index.DECODED, find)
+    other.fill(np.arange(3), index.DECODED, find)
+    assert asked == ["0.jpg", "1.jpg", "2.jpg"]
+
+
 def test_another_version_of_the_decoder_of_heif_knows_nothing(monkeypatch):
     """An image that one environment decodes may not be usable in another."""
     one = opened("heic", 1)

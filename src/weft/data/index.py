@@ -165,9 +165,9 @@ class FileIndex:
             progress: called regularly with (number done, total).
         """
         todo = self._unknown(places, level, max_pixels)
-        with self._first() if len(todo) > MANY else contextlib.nullcontext(False) as has_waited:
-            if has_waited:
-                self._load()
+        with self._first() if len(todo) > MANY else contextlib.nullcontext():
+            if len(todo) > MANY:  # another process may have found it since this one looked
+                self._load(todo)
                 todo = self._unknown(places, level, max_pixels)
             saved = time.monotonic()
             items = array("q", todo.tobytes())  # a list of Python's numbers would take five times the memory
@@ -214,8 +214,8 @@ class FileIndex:
                 self.values[place] = info.values
 
     @contextlib.contextmanager
-    def _first(self) -> Iterator[bool]:
-        """Wait until no other process finds out about files of this root; yield whether there was one."""
+    def _first(self) -> Iterator[None]:
+        """Wait until no other process finds out about files of this root."""
         number = zlib.crc32(self._key("")) % 64
         path, has_waited = cache_file(f"files-{number}.lock"), False
         with contextlib.ExitStack() as stack:
@@ -228,14 +228,20 @@ class FileIndex:
                             say("Another process reads these files; this one waits for what it finds.")
                         has_waited = True
                         time.sleep(0.2)
-            yield has_waited
+            yield
 
-    def _load(self) -> None:
-        """Take over what the cache knows about files that did not change since."""
+    def _load(self, places: np.ndarray | None = None) -> None:
+        """Take over what the cache knows about files, or about the folders of those at `places`, that did not change."""
+        is_asked = np.ones(len(self.keys), bool)
+        if places is not None:
+            is_asked[:] = False
+            is_asked[places] = True
 
         def read(table: sqlite3.Connection) -> None:
             query = "SELECT names, records, special, crc FROM rows WHERE folder = ? AND context = ?"
-            for folder in self.spans:
+            for folder, span in self.spans.items():
+                if not is_asked[span].any():
+                    continue
                 row = table.execute(query, (self._key(folder), CONTEXT)).fetchone()
                 with contextlib.suppress(TypeError, AttributeError):  # a damaged page may give values of other types
                     if row is not None and _crc(*row[:3]) == row[3]:

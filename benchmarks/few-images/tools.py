@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows = read_csv(TABLE) if TABLE.is_file() else []
     with tempfile.TemporaryDirectory() as temporary:
         weights = Path(temporary) / "weights.pth"
-        torch.save(read_bundle(), weights)
+        torch.save(read_bundle("tf_efficientnet_lite0"), weights)
         for fold in range(FOLDS):
             folder = Path(temporary) / str(fold) / "photos"
             count = split(args.photos, fold, folder)

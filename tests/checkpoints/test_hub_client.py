@@ -163,7 +163,7 @@ def test_without_replies_the_start_weights_are_chosen_after_one_time_limit(monke
     monkeypatch.setattr(threading.Thread, "join", join_soon)
     with socket.create_server(("127.0.0.1", 0), backlog=16) as silent:
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        monkeypatch.setattr(decisions, "is_bundled", lambda name: True)
+        monkeypatch.setattr(decisions, "bundle_of", decisions.BUNDLES.get)
         assert [decisions.model_with_weights() for _ in range(3)] == ["tf_efficientnet_lite0"] * 3
         with pytest.raises(CheckpointError, match="they are not in the cache, and the hub cannot be reached"):
             weft.create_model("resnet18.a1_in1k", pretrained=True)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -14,6 +16,7 @@ import weft
 from tests.helpers import NANO, images, lively
 from weft.bench.cost import cost
 from weft.checkpoints import save_model_dir
+from weft.deploy.folding import fastest
 from weft.errors import UsageError
 
 SWITCHES: list[tuple[str, dict[str, Any]]] = [
@@ -134,3 +137,73 @@ def test_what_cannot_be_done_says_so(tmp_path: Path):
     assert not (tmp_path / "model").exists()
     with pytest.raises(UsageError, match=r"in Sequential it cannot merge 1, the first is 1\."):
         weft.fold(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
+
+
+class Normalised(nn.Conv2d):
+    """A convolution with other weights than it stores."""
+
+    def forward(self, fmap: torch.Tensor) -> torch.Tensor:
+        return self._conv_forward(fmap, self.weight / self.weight.norm(), self.bias)
+
+
+class Branches(nn.Module):
+    """A network of the user: a convolution with BatchNorm, and one whose BatchNorm cannot be merged."""
+
+    pretrained_cfg = {"input_size": (3, 8, 8)}  # noqa: RUF012
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+        self.other, self.last = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+        self.head, self.kind = nn.Linear(4, 3), kind
+        if kind == "normalised":
+            self.other = Normalised(3, 4, 3)
+
+    def forward(self, fmap: torch.Tensor) -> torch.Tensor:
+        first, other = self.conv(fmap), self.other(fmap)
+        behind = self.last(other)
+        if self.kind == "used twice":
+            behind = behind + other
+        elif self.kind == "two norms":
+            behind = behind + self.norm(other)
+        elif self.kind == "one norm":
+            behind = self.norm(other)
+        return self.head((self.norm(first) + behind).mean(dim=(2, 3)))
+
+
+@pytest.mark.parametrize("kind", ["plain", "used twice", "two norms", "one norm", "normalised"])
+def test_a_network_of_the_user_keeps_its_outputs(kind: str) -> None:
+    """All that can be merged is merged, or nothing is."""
+    torch.manual_seed(1)
+    model = Branches(kind).eval()
+    for norm in (model.norm, model.last):
+        norm.running_mean.uniform_(-1, 1)
+        norm.running_var.uniform_(0.5, 2)
+    batch, state = torch.randn(2, 3, 8, 8), copy.deepcopy(model.state_dict())
+    other = fastest(model, torch.device("cpu"))
+    with torch.inference_mode():
+        assert torch.allclose(model(batch), other(batch), atol=1e-5)
+    assert all(torch.equal(value, model.state_dict()[key]) for key, value in state.items())
+    left = sum(isinstance(module, _BatchNorm) for module in other.modules())
+    assert left == {"plain": 0, "one norm": 0, "normalised": 1}.get(kind, 2)
+
+
+@pytest.mark.parametrize(
+    "name", ["resnet18", "tf_efficientnet_lite0", "densenet121", "vit_tiny_patch16_224", "levit_128s"]
+)
+def test_networks_of_timm_are_folded(name: str) -> None:
+    torch.manual_seed(2)
+    model: Any = timm.create_model(name, num_classes=7).eval()
+    for norm in model.modules():
+        if isinstance(norm, nn.BatchNorm2d):
+            norm.running_mean.normal_(0, 0.1)
+            norm.running_var.uniform_(0.5, 1.5)
+    batch, state = torch.randn(2, 3, 224, 224), torch.get_rng_state()
+    folded = fastest(model, torch.device("cpu"))
+    assert torch.equal(torch.get_rng_state(), state)
+    with torch.inference_mode():
+        expected, outputs = model(batch), folded(batch)
+    assert (outputs - expected).abs().max() < 1e-4 * expected.abs().max()
+    left = sum(isinstance(module, nn.BatchNorm2d) for module in folded.modules())
+    assert left == {"densenet121": 62}.get(name, 0)  # in front of convolutions
+    assert fastest(folded, torch.device("cpu")) is folded

@@ -29,6 +29,7 @@ from weft.runs.hub import model_card, push
 from weft.serve.app import create_app
 from weft.serve.settings import Settings
 
+LITE = "tf_efficientnet_lite0"
 SMALL = "test_resnet"  # timm's network for tests: 160 pixels, bilinear, 95 % of the image
 REPO = f"timm/{SMALL}.r160_in1k"
 TENCH, GOLDFISH, HEN = 0, 1, 8
@@ -303,26 +304,29 @@ def test_a_public_model_is_not_uploaded() -> None:
 
 
 def test_real_weights_recognise_a_palace_and_a_daisy(tmp_path: Path) -> None:
-    pytest.importorskip(bundled.PACKAGE)
+    if bundled.bundle_of(LITE) is None:
+        pytest.skip("the extra offline is not installed")
     for name, values in zip(("palace", "daisy"), load_sample_images().images, strict=True):
         (tmp_path / name).mkdir()
         Image.fromarray(values).save(tmp_path / name / "0.png")
     for name in ("palace", "daisy"):
-        [prediction] = predict("tf_efficientnet_lite0", tmp_path / name, top_k=1, quiet=True)
+        [prediction] = predict(LITE, tmp_path / name, top_k=1, quiet=True)
         assert prediction.top[0][0] == name
-    result = evaluate("tf_efficientnet_lite0", tmp_path, quiet=True)
+    result = evaluate(LITE, tmp_path, quiet=True)
     assert (result.top1, result.num_outputs, result.top1_of_all) == (100, 1000, 100)
 
 
 @pytest.mark.slow
-def test_real_weights_recognise_most_photos(tmp_path: Path) -> None:
-    pytest.importorskip(bundled.PACKAGE)
+@pytest.mark.parametrize("model", bundled.BUNDLES)
+def test_real_weights_recognise_most_photos(model: str, tmp_path: Path) -> None:
+    if bundled.bundle_of(model) is None:
+        pytest.skip("the extra offline is not installed")
     if not PHOTOS.is_file():
         pytest.skip("needs photos.tar of the shared data, which is not part of the project")
     unpack(PHOTOS, tmp_path)
     classes = imagenet_classes(1000)
     assert classes is not None
-    predictions = predict("tf_efficientnet_lite0", tmp_path, top_k=1, quiet=True)
+    predictions = predict(model, tmp_path, top_k=1, quiet=True)
     right = sum(classes.find(row.top[0][0]) == classes.find(Path(row.image).stem) for row in predictions)
     assert len(predictions) == 125
-    assert right >= 105  # 111 of 125; 75.1 % on ImageNet
+    assert right >= 105  # 111 or 112 of 125; 75.1 to 77.6 % on ImageNet

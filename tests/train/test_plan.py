@@ -47,7 +47,7 @@ def weights(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """Public weights that can be had; none of them are loaded."""
     monkeypatch.setattr(decisions, "is_reachable", lambda: request.param == "hub")
     monkeypatch.setattr(decisions, "is_cached", lambda name: False)
-    monkeypatch.setattr(decisions, "is_bundled", lambda name: request.param == "package")
+    monkeypatch.setattr(decisions, "bundle_of", lambda name: name == LITE and request.param == "package" or None)
     return request.param
 
 
@@ -326,7 +326,7 @@ def test_only_the_first_process_prints_and_writes(option, few, tmp_path, monkeyp
 def test_all_processes_start_from_the_weights_that_the_first_one_finds(photos, monkeypatch):
     """The hub may reply to one of them only."""
     monkeypatch.setattr(decisions, "is_cached", lambda name: False)
-    monkeypatch.setattr(decisions, "is_bundled", lambda name: False)
+    monkeypatch.setattr(decisions, "bundle_of", lambda name: None)
     requests: list[dict[str, Any]] = [{}, {"recipe": "finetune"}]
     for request in requests:
         gathered: list[Any] = []

@@ -19,7 +19,7 @@ from huggingface_hub.errors import (
 )
 from torch import Tensor, nn
 
-from weft.checkpoints.bundled import PROJECT, SOURCE, bundle_advice, is_bundled, read_bundle
+from weft.checkpoints.bundled import bundle_advice, bundle_of, read_bundle
 from weft.checkpoints.files import read_state_dict
 from weft.checkpoints.hub_client import REPLY_SECONDS, hub_file
 from weft.checkpoints.load import to_weft
@@ -117,8 +117,8 @@ def _local_weights(name: str, cache_dir: str | Path | None) -> dict[str, Any]:
     """
     if name in VARIANTS:
         return {"state_dict": fetch_pretrained(name, cache_dir)}
-    if is_bundled(name) and not is_cached(name, cache_dir):
-        return {"state_dict": read_bundle()}
+    if bundle_of(name) and not is_cached(name, cache_dir):
+        return {"state_dict": read_bundle(name)}
     cfg = timm.get_pretrained_cfg(name) if timm.is_model(name.partition(".")[0]) else None
     if cfg is None or not cfg.hf_hub_id:
         return {}
@@ -226,7 +226,7 @@ def is_cached(name: str, cache_dir: str | Path | None = None) -> bool:
 
 def source_of(name: str) -> str:
     """Describe where `create_model(name, pretrained=True)` takes its weights from."""
-    if is_bundled(name) and not is_cached(name):
-        return f"of {name} in the package {PROJECT} ({SOURCE})"
+    if (bundle := bundle_of(name)) and not is_cached(name):
+        return f"of {name} in the package {bundle.project} ({bundle.source})"
     weights = public_weights(name)
     return weights.repo if weights is not None and weights.repo else f"of {name}"

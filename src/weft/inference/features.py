@@ -22,8 +22,10 @@ from torch import Tensor, nn
 
 from weft.cache import CacheTable
 from weft.data.loader import ImageLoader
+from weft.deploy.folding import fastest
 from weft.errors import CheckpointError, UsageError
 from weft.machine.runtime import Runtime
+from weft.models.base import Backbone
 from weft.models.contract import evaluation_mode
 from weft.models.families import plugin_of
 from weft.text import printable
@@ -89,10 +91,10 @@ def classifier_inputs(network: nn.Module) -> Iterator[list[Tensor]]:
 class FeatureReader:
     """Reader of the features of a network, with their cache; a context manager, which saves new features at its end.
 
-    Inside, the network is in evaluation mode.
+    Inside, the network is in evaluation mode. Of a network of another library, a folded copy runs.
 
     Args:
-        network: on its device.
+        network: on its device; unchanged.
         runtime: device and precision.
         is_cached: use the cache on disk, if `network_key` knows the network.
 
@@ -104,9 +106,10 @@ class FeatureReader:
     """
 
     def __init__(self, network: nn.Module, runtime: Runtime, *, is_cached: bool = True) -> None:
-        self.network, self.runtime = network, runtime
+        is_own = isinstance(network, Backbone)  # folded, LeViT would have one classifier in place of two
+        self.network, self.runtime = network if is_own else fastest(network, runtime.device), runtime
         self.widths = [layer.in_features for layer in classifiers(network)]
-        key = network_key(network, runtime) if is_cached else None
+        key = network_key(self.network, runtime) if is_cached else None
         self._cache = None if key is None else FeatureCache(key, sum(self.widths))
         self._inside = contextlib.ExitStack()
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from weft.checkpoints.confidence import confidence_of
 from weft.checkpoints.unknown import detector_of
-from weft.deploy.folding import fold as folded
+from weft.deploy.folding import fastest
 from weft.deploy.model import Model, ModelInfo, Outputs
 from weft.errors import UsageError
 from weft.inference.features import classifier_inputs
@@ -32,7 +32,7 @@ class TorchModel:
         network: any classifier under timm's contract.
         classes: one name per output; None for their numbers.
         runtime: device and precision; None for the CPU in float32.
-        fold: merge BatchNorm into the weights of weft's networks.
+        fold: merge BatchNorm into the weights.
         path: directory that the network was loaded from.
 
     Attributes:
@@ -53,7 +53,7 @@ class TorchModel:
     ) -> None:
         self.network, self.runtime = network, Runtime.of("cpu") if runtime is None else runtime
         is_own = isinstance(network, Backbone)
-        running = folded(network, self.runtime.device) if fold and is_own else network
+        running = fastest(network, self.runtime.device) if fold else network
         self.running: Any = running.to(self.runtime.device).eval()
         self.info = ModelInfo(
             runtime="torch",

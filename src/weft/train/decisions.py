@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from weft.checkpoints.bundled import MODEL, is_bundled
+from weft.checkpoints.bundled import BUNDLES, bundle_of
 from weft.checkpoints.config import CONFIG, read_config
 from weft.checkpoints.hub import is_cached, public_weights
 from weft.checkpoints.hub_client import is_reachable
@@ -79,12 +79,16 @@ def fill_in(recipe: Recipe, image_size: tuple[int, int], num_images: int) -> tup
     return recipe, notes
 
 
+def available(models: Sequence[str]) -> list[str]:
+    """Return those of some models whose public weights are in the cache, in a package, or on the hub."""
+    here = [name for name in models if is_cached(name) or bundle_of(name) is not None]
+    return list(models) if len(here) < len(models) and is_reachable() else here
+
+
 def model_with_weights() -> str | None:
-    """Return the model whose public weights are in the cache, on the hub, or in a package; None for none."""
+    """Return the model of the recipe if its public weights are available, else one whose are; None for none."""
     model = str(load_recipe(RECIPE).model)
-    if is_cached(model) or is_reachable():
-        return model
-    return MODEL if is_bundled(MODEL) else None
+    return next(iter(available([model]) or available([*BUNDLES])), None)
 
 
 def available_weights(recipe: Recipe, case: Case) -> Decision:

@@ -36,6 +36,7 @@ from weft.text import reason_of
 
 timm: Any = LazyModule("timm")
 
+UNKNOWN = "unknown licence"
 FILES = ("model.safetensors", "pytorch_model.bin")
 
 
@@ -203,7 +204,7 @@ def public_weights(name: str) -> PublicWeights | None:
     if name in VARIANTS:
         return VARIANTS[name].weights
     cfg = timm.get_pretrained_cfg(name)
-    return PublicWeights(cfg.hf_hub_id or "") if cfg and cfg.has_weights else None
+    return PublicWeights(cfg.hf_hub_id or "", licence=cfg.license or UNKNOWN) if cfg and cfg.has_weights else None
 
 
 def printed_row(name: str) -> Printed | None:
@@ -224,9 +225,15 @@ def is_cached(name: str, cache_dir: str | Path | None = None) -> bool:
     return any(isinstance(try_to_load_from_cache(weights.repo, file, folder), str) for file in FILES)
 
 
+def licence_of(name: str) -> str:
+    """Return the licence of the public weights of a model, as an SPDX identifier."""
+    weights = public_weights(name)
+    return UNKNOWN if weights is None else weights.licence
+
+
 def source_of(name: str) -> str:
-    """Describe where `create_model(name, pretrained=True)` takes its weights from."""
+    """Describe where `create_model(name, pretrained=True)` takes its weights from, with their licence."""
     if (bundle := bundle_of(name)) and not is_cached(name):
         return f"of {name} in the package {bundle.project} ({bundle.source})"
     weights = public_weights(name)
-    return weights.repo if weights is not None and weights.repo else f"of {name}"
+    return f"{weights.repo or f'of {name}'} ({weights.licence})" if weights is not None else f"of {name}"

@@ -29,6 +29,8 @@ def train(
     recipe: Annotated[opt.Recipe, in_group("Training", alias="--config")] = None,
     settings: opt.Settings = None,
     from_scratch: Annotated[bool, in_group("Network")] = False,
+    candidates: Annotated[str, in_group("Network", metavar="NAMES")] = "",
+    budget: Annotated[str | None, in_group("Training", metavar="TIME")] = None,
     out: opt.Out = None,
     resume: Annotated[str | None, in_group("Stop and resume", metavar="RUN")] = None,
     override: Annotated[bool, in_group("Stop and resume")] = False,
@@ -47,6 +49,8 @@ def train(
         data: folder of images, or `digits`; not needed if the recipe has it
         settings: recipe setting, for example optim.lr=3e-4; may be repeated (all: `weft recipes settings`)
         from_scratch: start from random weights also where weft would use public ones
+        candidates: networks with public weights among which the images choose, for example levit_256,resnet50.a1_in1k
+        budget: time for the run, for example 1h: fine-tune for as many epochs as fit (default: 15m)
         out: output directory: best/, last/, report/ (default: runs/MODEL-DATA, or with a number)
         resume: resume a stopped run (bit-exact)
         override: with --resume: allow changed settings
@@ -100,6 +104,8 @@ def train(
             "out": out,
             "max_time": max_time,
             "force": output.force,
+            "candidates": candidates,
+            "budget": budget,
         }
         result, show = library.train(data, track=track.split(",") if track else (), **run, **common), _print_result
     if is_first_process():

@@ -40,6 +40,7 @@ def write_report(
     training: Training | None = None,
     features: tuple[Figure, str] | None = None,
     series: Sequence[markup.Card] = (),
+    candidates: Table = ((), ()),
     is_fitted: bool = False,
 ) -> None:
     """Write `report.html`.
@@ -53,6 +54,7 @@ def write_report(
         curves: figures of accuracy and loss by epoch, with their alternative texts.
         features: map of the features, with its caption.
         series: pairs of images of one series.
+        candidates: header and rows of a table of the networks that training could start from; no rows without any.
         training: the run, for conclusions about it.
         is_fitted: the temperature was fitted to the evaluated images.
     """
@@ -74,6 +76,9 @@ def write_report(
     if series:
         text = "Both images of a pair are on one side of the split. A random split would put many pairs on both sides."
         sections.append(Section("Images of one series", text, html=markup.gallery(series)))
+    if candidates[1]:
+        text = "A linear probe on the features of each, by cross-validation on training images."
+        sections.append(Section("Networks to start from", text, table=candidates))
     is_cut = len(result.classes) > MAX_MATRIX
     if pairs := _pair_rows(result, MAX_ROWS if is_cut else MAX_PAIRS):
         header = ("true class", "predicted", "images", "share of class %")

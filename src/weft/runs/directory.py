@@ -9,6 +9,7 @@ steps.csv      one row per step
 best/ last/    model directories
 state/         training states, from which an interrupted run resumes
 series.csv     series of similar images, where training found some
+candidates.csv networks that training could start from, where they were compared
 images.tsv.gz  fingerprint of the dataset: class, split, size and hash of every image
 report/        figures and tables
 public_classifier.safetensors  of the public weights that the run started from, for the detector of unknown images
@@ -37,11 +38,11 @@ from weft.text import reason_of
 
 CONTENTS = ("recipe.yaml", "metrics.csv", "steps.csv", "best", "last", "state", "images.tsv.gz", "report")
 FINGERPRINT = "images.tsv.gz"
-SERIES = "series.csv"
+SERIES, CANDIDATES = "series.csv", "candidates.csv"
 PUBLIC_CLASSIFIER = "public_classifier.safetensors"
 FOLDS, CROSS_VALIDATION = "folds", "cross_validation.json"
 # entries that --force may replace
-REPLACEABLE = (*CONTENTS, SERIES, PUBLIC_CLASSIFIER, FOLDS, CROSS_VALIDATION, "tensorboard", "wandb")
+REPLACEABLE = (*CONTENTS, SERIES, CANDIDATES, PUBLIC_CLASSIFIER, FOLDS, CROSS_VALIDATION, "tensorboard", "wandb")
 LOCK = Path("state") / "lock"  # it does not count as content
 PROBE = LOCK.with_name("probe-000000000.safetensors")  # as long as the longest path in a run directory
 RETRY_S = 0.5  # time to wait for another process that is creating or removing the lock file

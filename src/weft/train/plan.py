@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -48,6 +48,9 @@ from weft.train.network import build_model, check_sync_bn, load_start_weights
 from weft.train.refusals import refusing
 from weft.train.request import NOTHING, Request
 
+if TYPE_CHECKING:
+    from weft.train.race import Candidate
+
 timm_layers: Any = LazyModule("timm.layers")
 
 DRAFTED = 2  # a JPEG may be decoded at reduced size for training while its sides keep this many times the input size
@@ -66,6 +69,7 @@ class Plan:
         loads_weights: load the public weights; not for a run whose weights come from a saved state.
         request: what the user named.
         series: series of similar images, by key, if training found some.
+        candidates: results of the networks that training could start from, if they were compared.
     """
 
     recipe: Recipe
@@ -75,6 +79,7 @@ class Plan:
     loads_weights: bool = True
     request: Request = NOTHING
     series: Mapping[str, str] = field(default_factory=dict)
+    candidates: Sequence[Candidate] = ()
 
     @cached_property
     def network(self) -> nn.Module:

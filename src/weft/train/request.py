@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from weft.inference.arguments import check_unknown_images
 from weft.recipes import Recipe, load_recipe
 from weft.recipes.load import default_recipe, named_in, overrides_of, recipe_names
 from weft.recipes.rules import check_rules
+
+FINETUNE = "finetune"  # the recipe for public weights; its model is downloaded, if the hub can be reached
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,9 @@ class Request:
         settings: dotted keys of settings, and their values.
         given: arguments of `train` that are settings, by name; None if not given. They win over `settings`.
         from_scratch: start from random weights also where weft would use public ones.
+        candidates: names of the networks among which the images choose; none for those of weft.
+        budget: time for a run whose number of epochs is left to weft, in seconds.
+        began: time of the request, by the clock of `time.monotonic`.
         option: option of `weft train` to name in errors.
     """
 
@@ -39,7 +45,10 @@ class Request:
     settings: Mapping[str, Any] | None = None
     given: Mapping[str, Any] | None = None
     from_scratch: bool = False
+    candidates: Sequence[str] = ()
+    budget: float | None = None
     option: str = ""
+    began: float = field(default_factory=time.monotonic)
 
     @cached_property
     def overrides(self) -> list[tuple[str, Any]]:
@@ -68,6 +77,17 @@ class Request:
         """Return whether the weights to start from are left to weft: neither they nor a recipe are named."""
         is_named = self.base is not None or self.from_scratch or recipe.start_from is not None or recipe.pretrained
         return not is_named
+
+    def leaves_network(self, recipe: Recipe) -> bool:
+        """Return whether the network of a decided recipe is left to weft, among those with public weights."""
+        is_of_weft = self.has_model_of_weft and load_recipe(self.recipe).model == load_recipe(FINETUNE).model
+        is_open = is_of_weft or (self.base is None and not self.says("model"))
+        return is_open and recipe.pretrained and recipe.start_from is None
+
+    @property
+    def leaves_length(self) -> bool:
+        """Whether the length of a fine-tuning is left to weft: it is that of a recipe of weft, or none is named."""
+        return (self.base is None or self.base in recipe_names()) and not (self.says("epochs") or self.says("steps"))
 
     def load(self, base: str | Path | None, **settings: Any) -> Recipe:
         """Load the recipe for another base, with more settings.

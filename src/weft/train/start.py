@@ -45,6 +45,8 @@ def train(
     settings: Mapping[str, Any] | None = None,
     start_from: str | Path | None = None,
     from_scratch: bool = False,
+    candidates: str | Sequence[str] = (),
+    budget: str | float | None = None,
     resume: str | Path | None = None,
     override: bool = False,
     epochs: int | None = None,
@@ -79,6 +81,10 @@ def train(
         settings: dotted keys of the recipe and their values, such as `{"optim.lr": 3e-4}`.
         start_from: a run, a model directory or a checkpoint file with the weights to start from.
         from_scratch: start from random weights also where weft would choose public ones, because the images are few.
+        candidates: networks with public weights, of which the training images choose one; of weft's own choice if none
+            are named. A comma separates names in a text.
+        budget: time for the whole run, 15 minutes if none is given: fine-tuning takes as many epochs as fit, unless
+            their number is named. As `max_time`.
         resume: run directory of an interrupted run. The resumed run ends with the same bits as an uninterrupted one.
             Its settings are those of the run.
         override: with `resume`, replace settings of the run by those that are given.
@@ -111,7 +117,15 @@ def train(
     if stop_after is not None and stop_after < 1:
         raise UsageError(f"stop_after must be an epoch, from 1; got {stop_after}.")
     stop = Stop(None if max_time is None else seconds_of(max_time, "--max-time"), stop_after)
-    request = Request(data, recipe, settings, given, from_scratch=from_scratch)
+    names = [name for name in candidates.split(",") if name] if isinstance(candidates, str) else list(candidates)
+    if names and (model is not None or start_from is not None or from_scratch or resume is not None):
+        raise UsageError("--candidates excludes --model, --from, --from-scratch and --resume; omit one of them.")
+    seconds = None if budget is None else seconds_of(budget, "--budget")
+    request = Request(data, recipe, settings, given, from_scratch=from_scratch, candidates=names, budget=seconds)
+    if seconds is not None and (resume is not None or not request.leaves_length):
+        raise UsageError(
+            "--budget decides the number of epochs; got --resume, --epochs, or a recipe file that has it. Omit one."
+        )
     if resume is not None:
         if recipe is not None or out is not None or force:
             raise UsageError(
@@ -128,10 +142,12 @@ def train(
         refuse_taken(Path(out), force=force)
     plan = _planned(request)
     from weft.train import begin
+    from weft.train.race import raced
     from weft.train.series import in_series
 
+    plan = raced(in_series(plan))
     with _reserved(plan, out, force=force) as folder:
-        return _finished(begin.start(in_series(plan).measured(), folder, stop, trackers, force=force))
+        return _finished(begin.start(plan.measured(), folder, stop, trackers, force=force))
 
 
 @obeys_quiet
@@ -352,6 +368,8 @@ def _prepared(request: Request, *, needs_steps: bool = False, measure: bool = Tr
     plan = dataclasses.replace(_planned(request).measured(measure=measure), loads_weights=loads_weights)
     for note in plan.notes:
         say(note)
+    if request.leaves_network(plan.recipe):
+        say(f"Model {plan.recipe.model}; weft train chooses among candidates, by the images. Another: --model NAME.")
     return plan
 
 

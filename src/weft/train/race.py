@@ -1,0 +1,236 @@
+"""Choice of the network to start from: candidates compete on the images of the run.
+
+The features of each candidate's public weights go into a linear probe, whose cross-validated accuracy ranks them: no
+network is the best start for all images (VIBES, arXiv 2410.08592). Few images come first, so that clearly worse
+candidates cost little. benchmarks/few-images/race.py has the numbers.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import math
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from weft.checkpoints.hub import licence_of
+from weft.data.split import stratified_subset
+from weft.deploy.folding import fastest
+from weft.errors import CheckpointError, UsageError
+from weft.files import write_table
+from weft.inference.features import has_classifiers, read_features
+from weft.inference.inputs import SourcePart
+from weft.inference.measurement import evaluation_batches
+from weft.inference.torch_model import infer
+from weft.machine.runtime import Runtime
+from weft.models import families
+from weft.models.contract import preprocessing
+from weft.progress import Work, say
+from weft.report.intervals import Estimate, Z, accuracy_in_groups, accuracy_of, interval_text
+from weft.train.decisions import available
+from weft.train.linear_probe import fit
+from weft.train.network import build_model
+from weft.train.plan import FEATURE_BATCH, Plan
+
+SMALL = (
+    "tf_efficientnet_lite0",
+    "levit_256",
+    "tf_efficientnet_lite1",
+    "tf_efficientnet_lite2",
+    "hgnetv2_b2.ssld_stage2_ft_in1k",
+    "tiny_vit_11m_224.dist_in22k_ft_in1k",
+)
+LARGE = (
+    "levit_256",
+    "tiny_vit_21m_224.dist_in22k_ft_in1k",
+    "convnext_tiny.in12k_ft_in1k",
+    "vit_small_patch14_reg4_dinov2.lvd142m",
+)
+CANDIDATES = {"cpu": SMALL, "cuda": LARGE}
+"""By type of device, the fastest first. All weights are free for commercial use."""
+ROUNDS = (500, 1_500)  # images of a round, evenly from the classes
+TIE = 0.5  # standard errors of the difference to the most accurate one, within which the faster one is chosen
+TIMINGS = 15  # of a forward pass
+
+
+class Candidate(NamedTuple):
+    """Result of a candidate.
+
+    Attributes:
+        model: its name.
+        images: number of images of its last round.
+        accuracy: of the probe, in percent.
+        ms: time of a forward pass of one image on this machine, in milliseconds.
+        licence: SPDX identifier of the licence of its weights.
+        is_chosen: training starts from it.
+    """
+
+    model: str
+    images: int
+    accuracy: Estimate
+    ms: float
+    licence: str
+    is_chosen: bool = False
+
+    def __str__(self) -> str:
+        """Describe the result in one line."""
+        return (
+            f"{self.model}: {interval_text(self.accuracy)} % by probe on {self.images:,} images, {self.ms:.1f} ms an"
+            f" image, {self.licence}"
+        )
+
+    def cells(self) -> tuple[str, ...]:
+        """Return the cells of a table."""
+        chosen = "chosen" if self.is_chosen else ""
+        return self.model, interval_text(self.accuracy), f"{self.images:,}", f"{self.ms:.1f}", self.licence, chosen
+
+
+COLUMNS = ("model", "images", "top1", "low", "high", "ms", "licence", "chosen")
+HEADER = ("network", "accuracy of the probe %", "images", "ms an image", "licence of the weights", "")
+
+
+def raced(plan: Plan) -> Plan:
+    """Return the plan with the best start network for its training images, where the choice is left to weft."""
+    if not plan.request.leaves_network(plan.recipe):
+        if plan.request.candidates:
+            raise UsageError(
+                "--candidates needs a network with public weights that is left to weft: no --model, a recipe such as"
+                f" finetune or probe, or none, and images of {families.SMALL_SIDE} pixels or more. Omit it, or pass"
+                " --recipe finetune."
+            )
+        return plan
+    names = plan.runtime.gather(_names(plan) if plan.runtime.is_main else None)[0]
+    if names == [plan.recipe.model]:
+        return plan
+    say(f"Networks to start from, by a linear probe on training images: {', '.join(names)}.")
+    found = plan.runtime.gather(list(_compared(plan, names)) if plan.runtime.is_main else None)[0]
+    if not found:
+        return plan
+    chosen = next(one for one in found if one.is_chosen)
+    best = max(found, key=lambda one: (one.images, one.accuracy.value))
+    reason = "the most accurate" if chosen is best else f"faster than {best.model}, and about as accurate"
+    note = f"Model {chosen.model}: {reason} by probe. Another: --model NAME."
+    recipe = dataclasses.replace(plan.recipe, model=chosen.model)
+    return dataclasses.replace(plan, recipe=recipe, notes=(*plan.notes, note), candidates=found)
+
+
+def _names(plan: Plan) -> list[str]:
+    """Return the candidates that the user names, or those that are available; the one of the plan without others."""
+    asked = list(plan.request.candidates)
+    defaults = CANDIDATES["cuda" if plan.runtime.device.type == "cuda" else "cpu"]
+    return asked or available(defaults) or [str(plan.recipe.model)]
+
+
+def _compared(plan: Plan, names: Sequence[str]) -> Iterator[Candidate]:
+    """Yield the results of all candidates; none if the images do not suffice for cross-validation."""
+    train, results, rights = plan.splits.train, dict[str, Candidate](), dict[str, np.ndarray]()
+    counts = np.bincount(train.labels)
+    several = [i for i, label in enumerate(train.labels) if counts[label] > 1]  # one image cannot be held out
+    if len({train.labels[i] for i in several}) < 2:
+        return
+    racing, groups = list(names), None
+    for most in ROUNDS:
+        keys, labels = [train.keys[i] for i in several], [train.labels[i] for i in several]
+        places = [several[i] for i in stratified_subset(keys, labels, most, plan.recipe.seed)]
+        for name in list(racing):
+            try:
+                result, rights[name], groups = _probed(plan, name, places)
+            except (CheckpointError, UsageError) as error:
+                if name in plan.request.candidates:
+                    raise
+                say(f"{name} is left out: {error}")
+                racing.remove(name)
+                continue
+            if result is None:
+                return
+            results[name] = result
+            say(f"{result}.")
+        best = max(racing, key=lambda name: results[name].accuracy.value)
+        errors = {name: _standard_error(rights[name] - rights[best], groups) for name in racing}
+        behind = {name: float((rights[best] - rights[name]).mean()) for name in racing}
+        if len(places) == len(several) or most == ROUNDS[-1]:
+            break
+        racing = [name for name in racing if behind[name] <= Z * errors[name]]
+    close = [name for name in racing if behind[name] <= TIE * errors[name]]
+    chosen = min(close, key=lambda name: results[name].ms)
+    for name, result in results.items():
+        yield result._replace(is_chosen=name == chosen)
+
+
+def _probed(plan: Plan, name: str, places: Sequence[int]) -> tuple[Candidate | None, np.ndarray, list[str] | None]:
+    """Return the result of a candidate on some training images, and whether the prediction of each is correct, with
+    its group; None for the result if the images do not suffice for cross-validation."""
+    recipe, splits = dataclasses.replace(plan.recipe, model=name, pretrained=True), plan.splits
+    network = build_model(recipe, len(splits.classes)).to(plan.runtime.device)
+    if not has_classifiers(network):
+        raise UsageError(f"A candidate must end in a linear classifier; {name} does not.")
+    images = SourcePart(splits.train, places=places)
+    batches = evaluation_batches(images, network, FEATURE_BATCH, recipe.workers, device=plan.runtime.device)
+    with Work(f"features of {name}", len(images)) as work:
+        heads, labels = read_features(network, batches, plan.runtime, work.advance, is_mirrored=False)
+    groups = None if splits.groups is None else [splits.groups[i] for i in places]
+    probe = fit(np.concatenate(heads, axis=-1), labels, len(splits.classes), recipe.seed, groups)
+    right = probe.right.astype(float)
+    if not right.size:
+        return None, right, None
+    count = int(right.sum())
+    accuracy = accuracy_of(count, right.size) if groups is None else accuracy_in_groups(right, probe.groups or ())
+    ms = 1000 * _seconds(fastest(network, plan.runtime.device), plan.runtime)
+    return Candidate(name, right.size, accuracy, ms, licence_of(name)), right, probe.groups
+
+
+def _standard_error(differences: np.ndarray, groups: Sequence[str] | None) -> float:
+    """Return the standard error of the mean of differences, by groups of images."""
+    numbers = np.arange(len(differences)) if groups is None else np.unique(groups, return_inverse=True)[1]
+    sums, sizes = np.bincount(numbers, differences), np.bincount(numbers)
+    deviations = np.square(sums - differences.mean() * sizes).sum()
+    return math.sqrt(deviations * len(sizes) / max(len(sizes) - 1, 1)) / len(differences)
+
+
+def _seconds(network: torch.nn.Module, runtime: Runtime) -> float:
+    """Return the shortest time of a forward pass of one image: others include waiting for other processes."""
+    image, times = torch.zeros(1, *preprocessing(network)["input_size"]), list[float]()
+    for _ in range(TIMINGS):
+        start = time.perf_counter()
+        infer(network, image, runtime)
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def write_candidates(file: Path, candidates: Sequence[Candidate]) -> None:
+    """Write the results of all candidates to a CSV file."""
+    rows = [(one.model, one.images, *one.accuracy, one.ms, one.licence, int(one.is_chosen)) for one in candidates]
+    write_table(file, COLUMNS, rows)
+
+
+def read_candidates(file: Path) -> list[Candidate]:
+    """Read the results of all candidates; none if there is no file.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
+    if not file.is_file():
+        return []
+    try:
+        rows = list(csv.DictReader(io.StringIO(file.read_text(encoding="utf-8"))))
+        return [
+            Candidate(
+                row["model"],
+                int(row["images"]),
+                Estimate(float(row["top1"]), float(row["low"]), float(row["high"])),
+                float(row["ms"]),
+                row["licence"],
+                row["chosen"] == "1",
+            )
+            for row in rows
+        ]
+    except (OSError, ValueError, TypeError, KeyError, csv.Error) as error:
+        raise CheckpointError(
+            f"{file} must be the file that the run wrote; it cannot be read ({error!r}). Copy it again, or delete it."
+        ) from error

@@ -31,6 +31,10 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+def decoded(data: bytes) -> Image.Image:
+    return Image.open(io.BytesIO(data))
+
+
 def by_number(source: KeyedSource) -> list[int]:
     """Return the labels of samples in the order of their numbers."""
     return [label for _, label in sorted(zip(source.keys, source.labels, strict=True))]
@@ -56,6 +60,26 @@ def test_prepared_data_have_the_same_sides_and_are_replaced_on_request(tmp_path)
         prepare_data(photos, packed, 16, force=True)
     with pytest.raises(UsageError, match="size must be at least 8 pixels; got 4"):
         prepare_data(photos, tmp_path / "other", 4)
+
+
+def test_prepared_groups_are_on_one_side(tmp_path: Path, capsys) -> None:
+    for number in range(40):
+        folder = tmp_path / "data" / f"class{number % 2}"
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (16, 16), (6 * number, 0, 0)).save(folder / f"clip{number % 10}_{number}.png")
+    prepare_data(tmp_path / "data", tmp_path / "random", 16, workers=0)
+    assert "The shards keep this random split." in capsys.readouterr().err
+    prepare_data(tmp_path / "data", tmp_path / "grouped", 16, group=r"(clip\d)", workers=0)
+    assert "random split" not in capsys.readouterr().err
+    splits = open_data(tmp_path / "grouped")
+    sides = [
+        {round(np.asarray(decoded(source.read(i).data))[..., 0].mean() / 6) % 10 for i in range(len(source))}
+        for source in (splits.train, splits.val)
+    ]
+    assert sides[0] | sides[1] == set(range(10))
+    assert not sides[0] & sides[1]
+    with pytest.raises(UsageError, match="Write the series to a file, and name it: weft data check"):
+        prepare_data(tmp_path / "data", tmp_path / "similar", 16, group="similar", workers=0)
 
 
 def test_prepared_classes_keep_their_names(tmp_path):

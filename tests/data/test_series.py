@@ -97,3 +97,9 @@ def test_frames_are_found_by_their_pixels_whatever_their_brightness() -> None:
     found, silhouette = find_series(whitened(frames), np.repeat(np.arange(4), 50))
     assert silhouette >= series.MIN_SILHOUETTE_PIXELS
     assert same(found, np.repeat(np.arange(40), 5))
+
+
+def test_equal_images_are_in_no_series() -> None:
+    """Without a warning of a division by zero."""
+    found, silhouette = find_series(whitened(np.full((8, 12), 7, np.uint8)), np.repeat([0, 1], 4))
+    assert (found.tolist(), silhouette) == (list(range(8)), 0.0)

@@ -284,7 +284,8 @@ def test_variants_have_one_precision(tmp_path, trainer, monkeypatch):
     precisions = {name: job.settings["precision"] for name, job in trainer.jobs.items()}
     assert precisions == {"with-seed0": "fp32", "without-seed0": "fp32", "named-seed0": "bf16"}
     assert json.loads((tmp_path / "out" / "experiment.json").read_text())["decisions"] == {
-        "shared": {"precision": "fp32"}
+        "groups of digits": "",
+        "shared": {"precision": "fp32"},
     }
     count = len(measured)
     run_study(file, seeds=2, out=tmp_path / "out", quiet=True)

@@ -12,10 +12,12 @@ import pytest
 from PIL import Image
 
 from tests.train.tiny import killed_after, paint, run, settings
+from weft.checkpoints.hub import create_model
 from weft.cli import main
 from weft.data.fingerprint import Fingerprint
 from weft.data.groups import GroupError, read_groups
-from weft.inference import evaluate
+from weft.errors import CheckpointError
+from weft.inference import evaluate, info
 from weft.recipes import load_recipe
 from weft.train import series as module
 from weft.train import train
@@ -61,7 +63,8 @@ def test_each_clip_is_on_one_side_and_its_frames_are_a_series(finished: Path) ->
     series = read_groups(finished / "series.csv")
     assert len(series) == 3 * CLIPS * FRAMES
     assert len({(Path(key).parent.name, Path(key).stem.split("_")[1][0], one) for key, one in series.items()}) == 15
-    assert load_recipe(finished / "recipe.yaml").data.group == "similar"
+    assert all(Path(one).stem.split("_")[1][0] == Path(key).stem.split("_")[1][0] for key, one in series.items())
+    assert load_recipe(finished / "recipe.yaml").data.group is None  # as the user left it
 
 
 def test_a_resumed_run_has_the_split_and_the_bits_of_an_uninterrupted_one(
@@ -187,19 +190,153 @@ def test_classes_of_two_series_are_held_out(tmp_path: Path) -> None:
     assert len(sides["train"]) == len(sides["val"]) == 3
 
 
-def test_series_are_found_by_the_features_of_the_weights_to_start_from(
+def test_a_run_that_starts_from_another_has_its_split(clips: Path, finished: Path, tmp_path: Path) -> None:
+    """No image that the first one was trained on is held out by the second."""
+    alone = run(clips, tmp_path / "alone", epochs=1, **{"data.group": "none"})
+    for start in (finished, finished / "last", alone):
+        out = run(clips, tmp_path / start.name / "run", epochs=1, start_from=str(start))
+        cells = [list(Fingerprint.read(folder / "images.tsv.gz").cells) for folder in (out, finished)]
+        assert (cells[0] == cells[1]) == (start != alone)
+        assert (out / "series.csv").exists() == (start != alone)
+
+
+@pytest.mark.parametrize("more", [{"data.train_fraction": 0.5}, {"data.limit": 40, "data.group": "similar"}])
+def test_series_are_those_of_the_whole_dataset(
+    clips: Path, finished: Path, tmp_path: Path, more: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that uses a part of the images holds out whole clips too, and says so of the images that it uses."""
+    train(clips, settings=settings(epochs=1, **more), out=tmp_path / "run")
+    sides = clips_by_side(tmp_path / "run")
+    assert not sides["train"] & sides["val"]
+    number = len(list(Fingerprint.read(tmp_path / "run" / "images.tsv.gz").cells))
+    assert f"{number} images in {len(sides['train'] | sides['val'])} series" in capsys.readouterr().err
+    assert read_groups(tmp_path / "run" / "series.csv") == read_groups(finished / "series.csv")
+
+
+def test_another_image_moves_no_other(clips: Path, finished: Path, tmp_path: Path) -> None:
+    data = shutil.copytree(clips, tmp_path / "data")
+    pixels = np.random.default_rng(1).integers(0, 255, (20, 24, 3), np.uint8)
+    Image.fromarray(pixels).save(data / "class0" / "000_90.png")
+    before, after = clips_by_side(finished), clips_by_side(run(data, tmp_path / "run", epochs=1))
+    assert after["val"] - {"class0 9"} == before["val"]
+
+
+def test_decisions_are_those_for_the_new_split(clips: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With few series, fewer images are for training than by a random split."""
+    data = shutil.copytree(clips, tmp_path / "data")
+    for path in data.rglob("*.png"):
+        if path.stem[-2] not in "01":
+            path.unlink()
+    train(data, settings={"model": "levit_nano_32", "epochs": 1}, out=tmp_path / "run")
+    printed = capsys.readouterr().err
+    assert "15 images in 3 classes for training, 15 held out: a split by groups" in printed
+    assert "Batch size 15: the training set has 15 images." in printed
+
+
+@pytest.mark.parametrize("name", ["similar", "none"])
+def test_a_column_of_the_table_does_not_replace_the_series(clips: Path, tmp_path: Path, name: str) -> None:
+    """It is a rule only if the user says so."""
+    rows = [f"image,label,{name}", *(f"{path},{path.parent.name},one" for path in sorted(clips.rglob("*.png")))]
+    (tmp_path / "table.csv").write_text("\n".join(rows))
+    sides = clips_by_side(run(tmp_path / "table.csv", tmp_path / "run", epochs=1))
+    assert not sides["train"] & sides["val"]
+    with killed_after(1):
+        run(tmp_path / "table.csv", tmp_path / "again", epochs=1)
+    train(resume=tmp_path / "again", quiet=True)
+    assert clips_by_side(tmp_path / "again") == sides
+
+
+def test_a_file_of_groups_is_repeated_by_the_recipe(clips: Path, tmp_path: Path) -> None:
+    rows = [f"{path.relative_to(clips)},{path.parent.name} {path.stem[-2] in '012'}" for path in clips.rglob("*.png")]
+    (tmp_path / "own.csv").write_text("\n".join(["image,group", *rows]))
+    out = run(clips, tmp_path / "run", epochs=1, **{"data.group": str(tmp_path / "own.csv")})
+    again = train(recipe=out / "recipe.yaml", out=tmp_path / "again", quiet=True).out
+    assert clips_by_side(again) == clips_by_side(out)
+    assert len(clips_by_side(out)["val"]) > 3
+
+
+def test_a_file_beside_the_runs_is_not_one_of_theirs(tmp_path: Path) -> None:
+    data = paint(tmp_path / "data")
+    (tmp_path / "series.csv").write_text("episode,season\n1,2\n")
+    with killed_after(1):
+        run(data, tmp_path / "runs" / "one")
+    train(resume=tmp_path / "runs" / "one", quiet=True)
+    assert evaluate(tmp_path / "runs" / "one", data, quiet=True).groups is None
+
+
+@pytest.mark.parametrize("kind", ["missing", "changed"])
+def test_a_resumed_run_needs_its_series(clips: Path, finished: Path, tmp_path: Path, kind: str) -> None:
+    out = shutil.copytree(finished, tmp_path / "run")
+    file = out / "series.csv"
+    file.unlink() if kind == "missing" else file.write_text("image,group\n")
+    with pytest.raises(CheckpointError, match=rf"series\.csv must be the file that the run wrote, .* it \w+ {kind}"):
+        train(resume=out, quiet=True)
+
+
+@pytest.mark.parametrize("split", ["auto", "val", "train"])
+def test_moved_images_keep_their_sides_and_groups(clips: Path, finished: Path, split: str, tmp_path: Path) -> None:
+    moved = shutil.copytree(clips, tmp_path / "moved")
+    here, there = (evaluate(finished, data, split=split, quiet=True) for data in (clips, moved))
+    assert there.keys == here.keys
+    assert there.interval == here.interval
+    assert len(set(there.groups or ())) == len(clips_by_side(finished)[split.replace("auto", "val")])
+
+
+def test_a_fold_is_evaluated_on_the_images_that_it_held_out(clips: Path, tmp_path: Path) -> None:
+    out = run(clips, tmp_path / "run", epochs=1, **{"data.folds": 3})
+    for folder in (out / "folds" / "2", out / "folds" / "2" / "best"):
+        held_out = {
+            key for side, _, key, _ in Fingerprint.read(out / "folds" / "2" / "images.tsv.gz").cells if side == "val"
+        }
+        result = evaluate(folder, clips, quiet=True)
+        assert set(result.keys) == held_out
+        assert result.groups is not None
+
+
+def test_other_groups_are_said_only_of_images_in_groups(clips: Path, finished: Path, tmp_path: Path) -> None:
+    assert "% of 15 held-out images in 3 groups that were held out" in str(info(finished))
+    data = paint(tmp_path / "data")
+    out = run(data, tmp_path / "run", epochs=1, **{"data.group": "similar"})
+    assert "(95 % CI" in str(info(out).accuracy)
+
+
+@pytest.mark.parametrize("bits", ["int32", "few of 16"])
+def test_images_of_more_bits_are_in_series(tmp_path: Path, bits: str) -> None:
+    data, random = tmp_path / "data", np.random.default_rng(0)
+    for number in range(2):
+        (data / f"class{number}").mkdir(parents=True)
+        for clip in range(CLIPS):
+            pixels = random.integers(0, 400, (20, 24)) + 50 * number
+            for frame in range(FRAMES):
+                noisy = np.clip(pixels + random.normal(0, 10, pixels.shape), 0, 511)
+                image = Image.fromarray(noisy.astype(np.int32 if bits == "int32" else np.uint16))
+                image.save(data / f"class{number}" / f"{random.integers(10**9)}_{clip}{frame}.tiff")
+    sides = clips_by_side(run(data, tmp_path / "run", epochs=1, batch_size=8))
+    assert not sides["train"] & sides["val"]
+    assert len(set(read_groups(tmp_path / "run" / "series.csv").values())) == 2 * CLIPS
+
+
+def test_series_of_large_images_are_found_by_public_weights_at_hand(
     clips: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read_features, widths = module.read_features, list[int]()
+    """Also if training starts from random weights, so that all runs are split alike; small images by their pixels."""
+    built = list[str]()
 
     def read(*args: Any, **keywords: Any) -> tuple[list[np.ndarray], np.ndarray]:
-        features, labels = read_features(*args, **keywords)
-        widths.append(features[0].shape[-1])
-        keys = args[1].dataset.source.keys
+        keys, labels = args[1].dataset.source.keys, args[1].dataset.source.labels
         clip = np.array([3 * int(Path(key).stem[-2]) + label for key, label in zip(keys, labels, strict=True)])
-        return [np.eye(3 * CLIPS)[clip][:, None].astype(np.float32)], labels
+        return [np.eye(3 * CLIPS)[clip][:, None].astype(np.float32)], np.array(labels)
+
+    def create(name: str, **_: Any) -> Any:
+        built.append(name)
+        return create_model("levit_nano_32")
 
     monkeypatch.setattr(module, "read_features", read)
-    out = run(clips, tmp_path / "run", epochs=1, start_from=str(finished))
-    assert len(widths) == 1
+    monkeypatch.setattr(module, "create_model", create)
+    monkeypatch.setattr(module, "is_cached", lambda name: name == "tf_efficientnet_lite0")
+    run(clips, tmp_path / "small", epochs=1)
+    assert not built
+    monkeypatch.setattr(module, "SMALL_SIDE", 20)
+    out = run(clips, tmp_path / "large", epochs=1)
+    assert built == ["tf_efficientnet_lite0"]
     assert clips_by_side(out) == clips_by_side(finished)

@@ -63,6 +63,7 @@ class OfBench(Features):
 class OfPrepare(ReadOptions):
     """Reading and resizing of images."""
 
+    group: str | None = None
     workers: Annotated[str | None, in_group("Machine", metavar="N|auto")] = None
     """processes that resize; 0 resizes in this one (default: auto, one per core)"""
 
@@ -251,13 +252,15 @@ def prepare(
 
     Example:
         weft data prepare photos packed --size 320        # then: weft train packed
+
+        The shards keep the split. For images in series: weft data check photos --series FILE, then --group FILE.
     """
     from weft.data.prepare import prepare_data
     from weft.inference.arguments import InferenceOptions
 
     columns, options = _columns(settings, "data.image", "data.label"), InferenceOptions.of(vars(reading))
     limits = {"max_pixels": options.max_pixels, "workers": options.workers}
-    summary = prepare_data(data, out, size, **columns, **limits, force=output.force)
+    summary = prepare_data(data, out, size, **columns, **limits, group=reading.group, force=output.force)
     if output.json:
         print_json(summary)
     else:

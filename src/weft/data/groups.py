@@ -44,13 +44,13 @@ def groups_of(group: str, keys: Sequence[str], read: Reader, series: Mapping[str
         group: a rule of `RULES` other than `none`, the path of a file of `write_groups`, or a pattern.
         keys: of the images.
         read: function from key to bytes, for `exif`.
-        series: of similar images, by key; for `similar`.
+        series: of similar images, by key, which come before `group`; None if none were looked for.
 
     Raises:
         UsageError: the pattern is not a regular expression, or no series were looked for.
         GroupError: the rule applies to no image, or the file cannot be read.
     """
-    if group == SIMILAR:
+    if group == SIMILAR or series:
         if series is None:
             raise UsageError(
                 "--group similar needs the features of a network; this command computes none. Write the series to a"

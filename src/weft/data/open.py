@@ -115,7 +115,7 @@ def open_data(
         data,
         image,
         label,
-        group=plan.group,
+        group=None if plan.series else plan.group,
         test=test,
         follow_links=follow_links,
         sniffs=check != "none",
@@ -325,7 +325,10 @@ def _check_groups(inventory: Inventory, images: Side, plan: SplitPlan, *, any_nu
     """Add the groups of images by their keys, unless a column of a table has them."""
     group = str(plan.group)
     if not inventory.groups:
-        found = groups_of(group, inventory.labelled(images)[0], inventory.read, plan.series)
+        keys = inventory.labelled(images)[0]
+        if plan.series and plan.series.keys().isdisjoint(keys):  # of other images
+            return
+        found = groups_of(group, keys, inventory.read, plan.series)
         groups = dict(zip(images, found, strict=True))
         inventory.groups = [groups.get(i, "") for i in range(len(inventory.keys))]
     if len({inventory.groups[i] for i in images}) < 2 and not any_number:

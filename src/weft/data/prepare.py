@@ -16,7 +16,7 @@ from weft.data.decode import BadImage, as_bad, image_values, open_image
 from weft.data.folder import check_outside
 from weft.data.open import open_data
 from weft.data.source import BadFile, KeyedSource, bad_file
-from weft.data.split import rank
+from weft.data.split import SplitPlan, rank
 from weft.errors import DataError, UsageError, WeftError, is_installed
 from weft.files import check_output, new_directory
 from weft.machine.processor import available_cores
@@ -38,6 +38,7 @@ def prepare_data(
     *,
     image: str | None = None,
     label: str | None = None,
+    group: str | None = None,
     max_pixels: int | None = None,
     workers: int | Literal["auto"] = "auto",
     force: bool = False,
@@ -54,6 +55,7 @@ def prepare_data(
         size: length of the short side in pixels; smaller images keep their size. 256 is enough to evaluate at 224;
             training benefits from more, since its random crops zoom in.
         image, label: columns of a table, as in `open_data`.
+        group: images of one group are on one side of the split, as in `SplitPlan`.
         max_pixels: as in `open_data`.
         workers: number of processes that resize; 0 resizes in this one. auto: one per core, for more than 500 images
             and where processes are forked. The files are byte-identical with any number.
@@ -77,10 +79,16 @@ def prepare_data(
         raise UsageError(f"workers must be auto or at least 0; got {workers}.")
     shards = [file.name for file in out.glob("*.tar")]
     check_output(out, shards, force=force)
+    columns, plan = {"image": image, "label": label}, SplitPlan(group=group)
     with Work("reading") as work:
-        splits = open_data(data, image=image, label=label, check="header", max_pixels=max_pixels, progress=work.update)
+        splits = open_data(data, plan, **columns, check="header", max_pixels=max_pixels, progress=work.update)
     for text in splits.notes:
         say(text)
+    if not splits.is_given and splits.groups is None:
+        say(
+            "The shards keep this random split. For images in series: weft data check DATA --series FILE, then --group"
+            " FILE."
+        )
     sides, damaged, before = {"train": splits.train, "val": splits.val}, list[BadFile](), 0
     total = sum(map(len, sides.values()))
     if workers == "auto":

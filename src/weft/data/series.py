@@ -56,7 +56,8 @@ def whitened(pixels: np.ndarray) -> np.ndarray:
     """
     rows = pixels.astype(np.float64) - pixels.mean(0, dtype=np.float64)
     directions, deviations, _ = np.linalg.svd(rows, full_matrices=False)
-    return (directions * (deviations / np.sqrt(deviations**2 + np.mean(deviations**2)))).astype(np.float32)
+    floor = max(np.mean(deviations**2), 1e-12)  # of equal images
+    return (directions * (deviations / np.sqrt(deviations**2 + floor))).astype(np.float32)
 
 
 def _mean_distance(rows: np.ndarray) -> float:

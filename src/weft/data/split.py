@@ -36,7 +36,8 @@ class SplitPlan:
         group: images of the same group are on the same side of the split: a column of the table, one of
             `weft.data.groups.RULES`, or a regular expression whose match in the image's key (the parenthesised part, if
             there is one) names the group.
-        series: series of similar images, by key, for the group `similar`; an image that is not in it is alone.
+        series: series of similar images that were found, by key, which come before `group`; an image that is not in
+            it is alone.
         train_fraction: fraction of each class to use for training, above 0; validation images are all used.
         limit: maximum number of training images and of validation images, taken round-robin from the classes.
 
@@ -72,7 +73,8 @@ class SplitPlan:
     @property
     def is_grouped(self) -> bool:
         """Whether images may have groups: not without a rule, nor where no series were found."""
-        return self.group not in (None, NONE) and not (self.group == SIMILAR and self.series == {})
+        has_none = self.group == SIMILAR and self.series == {}
+        return bool(self.series) or (self.group not in (None, NONE) and not has_none)
 
     @property
     def description(self) -> str:

@@ -176,7 +176,8 @@ def _recorded(run: Path, name: str) -> Path | None:
     if not run.exists():  # the name of a public model
         return None
     folders = (run_folder(run), run.resolve().parent, run.resolve().parent.parent)
-    return next((folder / name for folder in folders if (folder / name).is_file()), None)
+    own = next((folder for folder in folders if (folder / "recipe.yaml").is_file()), None)
+    return own / name if own is not None and (own / name).is_file() else None
 
 
 class Selected(NamedTuple):
@@ -199,7 +200,7 @@ class Selected(NamedTuple):
 def select_split(
     splits: Splits, split: str, data: str | Path, trained_with: Recipe | None, images: Fingerprint | None
 ) -> Selected:
-    """Select the images to evaluate.
+    """Select the images to evaluate. Of images of the training run, the sides are those of the run.
 
     `auto` selects the validation set if the dataset defines one, else the images that the model was not trained on.
 
@@ -213,15 +214,16 @@ def select_split(
     Raises:
         DataError: `auto`, and the model was trained on all images.
     """
+    if not splits.is_given and images is not None and split in ("auto", "train", "val"):
+        sides = [*images.sides_of(splits.train), *images.sides_of(splits.val)]
+        if split == "auto" and any(sides):
+            return _not_trained_on(splits, sides, data)
+        if places := [place for place, side in enumerate(sides) if side == split]:
+            part = SourcePart(splits.train, splits.val, places=places)
+            return Selected(split, part, _bad(splits, split), len(places) if split == "train" else 0)
     if split == "auto":
-        split = "val"
-        if not splits.is_given and images is not None:
-            sides = [*images.sides_of(splits.train), *images.sides_of(splits.val)]
-            if any(sides):
-                return _not_trained_on(splits, sides, data)
-            split = "all"
-        elif not splits.is_given and (trained_with is None or not _is_same(data, trained_with.data.source)):
-            split = "all"
+        is_same = trained_with is not None and images is None and _is_same(data, trained_with.data.source)
+        split = "val" if splits.is_given or is_same else "all"
     side = "val" if split == "test" else split  # opened as the held-out one
     source = {"train": splits.train, "val": splits.val, "all": SourcePart(splits.train, splits.val)}[side]
     parts = {"train": (), "val": (splits.val,), "all": (splits.train, splits.val)}[side]

@@ -212,12 +212,12 @@ def _accuracy(model: Path, folder: Path, recipe: Recipe | None) -> str | None:
     if recipe is None or model.name == "last" or not (folder / METRICS).is_file():
         return None
     best = best_of(read_metrics(folder / METRICS), recipe.best)
-    held_out = recorded_environment(folder / RECIPE).get("val_images")
+    held_out, groups = (recorded_environment(folder / RECIPE).get(name) for name in ("val_images", "val_groups"))
     if best is None:
         return None
     text = f"{best.val_top1:.2f} %"
     if isinstance(held_out, int):
-        text = held_out_text(best.val_top1, held_out, recipe.data.group)
+        text = held_out_text(best.val_top1, held_out, groups if isinstance(groups, int) else None)
     return f"top-1 {text}, epoch {best.epoch} (the best)"
 
 

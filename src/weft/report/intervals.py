@@ -106,16 +106,16 @@ def accuracy_text(percent: float, count: int, images: str = "images", estimate: 
     return f"{percent:.2f} % of {count:,} {images} (95 % CI {estimate.low:.1f} to {estimate.high:.1f} %)"
 
 
-def held_out_text(percent: float, count: int, group: str | None, images: str = "held-out images") -> str:
+def held_out_text(percent: float, count: int, groups: int | None, images: str = "held-out images") -> str:
     """Return the accuracy for held-out images; of images in groups without the interval for single images.
 
     Args:
         percent, count, images: as in `accuracy_text`.
-        group: setting `data.group` of the training.
+        groups: number of groups of the images, of which none was trained on; None if they are not in groups.
     """
-    if group in (None, "none"):
+    if groups is None:
         return accuracy_text(percent, count, images)
-    return f"{percent:.2f} % of {count:,} {images} of other {'series' if group == 'similar' else 'groups'}"
+    return f"{percent:.2f} % of {count:,} {images} in {groups:,} group{'' if groups == 1 else 's'} that were held out"
 
 
 def interval_text(estimate: Estimate | None, *, signed: bool = False) -> str:

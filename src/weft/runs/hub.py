@@ -93,8 +93,8 @@ def model_card(run: str | Path, repo: str, *, license: str | None = None) -> str
     if folder.name in ("best", "last") and recipe_file.is_file():
         recipe, environment = load_recipe(recipe_file), recorded_environment(recipe_file)
         data = printable(Path(recipe.data.source or "").name)
-        known = [environment.get(name) for name in ("train_images", "val_images")]
-        train, val = (count if isinstance(count, int) else 0 for count in known)
+        known = [environment.get(name) for name in ("train_images", "val_images", "val_groups")]
+        train, val, groups = (count if isinstance(count, int) else 0 for count in known)
         counts = f": {train:,} images for training, {val:,} held out" if train and val else ""
         rows.append(("data", markdown(data) + counts))
         training = TRAINING.format(recipe=fenced(dump(_without_paths(recipe, data)), "yaml"))
@@ -103,7 +103,7 @@ def model_card(run: str | Path, repo: str, *, license: str | None = None) -> str
         if best is not None:
             accuracies = {"top-1": best.val_top1} | ({"top-5": best.val_top5} if model.num_classes > 5 else {})
             for name, value in accuracies.items():
-                text = held_out_text(value, val, recipe.data.group, "images") if val else f"{value:.2f} %"
+                text = held_out_text(value, val, groups or None, "images") if val else f"{value:.2f} %"
                 rows.append((f"held-out {name}", text))
             note = "selected on the same images; its accuracy is slightly optimistic"
             rows.append(("best epoch", f"{best.epoch}, {note}"))

@@ -18,8 +18,6 @@ from typing import Any
 import numpy as np
 
 from weft.data import Splits, image_size_hint
-from weft.data.groups import NONE
-from weft.data.open import is_library
 from weft.data.preprocessing import eval_transform
 from weft.errors import DataError, UsageError
 from weft.grid import Grid
@@ -28,8 +26,7 @@ from weft.progress import loading, obeys_quiet, say
 from weft.recipes import Recipe, load_recipe
 from weft.recipes.checks import check_argument
 from weft.recipes.schema import Positive
-from weft.runs.directory import SERIES
-from weft.study.directory import Directory, check_request, opened
+from weft.study.directory import check_request, opened
 from weft.study.engine import Engine
 from weft.study.halving import Budget
 from weft.study.plan import check_one_fold, slug
@@ -112,7 +109,7 @@ def compare(
     names = [own["model"] for own in chosen.values()]
     command = {"study": "compare", "data": data, "models": names, "recipe": base, "settings": settings}
     with opened(folder, command, force=force) as directory:
-        if group := _group(directory, data, settings, splits):
+        if group := directory.group_of(data, recipe, settings):
             settings["data.group"] = group
             splits = open_splits(load_recipe(recipe, {"data.source": data, **settings}.items()))
             _check_val_size(splits)
@@ -132,19 +129,6 @@ def compare(
         result = StagedRuns(directory, study, weights, splits, where, time, seeds).result(limits)
         write_report(result)
     return result
-
-
-def _group(directory: Directory, data: str, settings: Mapping[str, Any], splits: Splits) -> str:
-    """Return the groups of all runs: a file with the series of similar images, or none; empty if the data or the user
-    decide."""
-    from weft.train import find_series
-
-    if "data.group" in settings or splits.is_given or is_library(data):
-        return ""
-    file = (directory.path / SERIES).resolve()
-    of_data = {key: value for key, value in settings.items() if key.startswith("data.")}
-    found = directory.decide("series", lambda: len(find_series(data, out=file, settings=of_data, force=True)))
-    return str(file) if found else NONE
 
 
 def _check_length(

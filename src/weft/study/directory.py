@@ -1,6 +1,7 @@
 """Directory of a study or comparison: locked while it is in use, and continued in place by the same command.
 
 experiment.json  settings of the command, and the decisions that depend on the machine
+series/          series of similar images of each dataset, where there are any
 runs/            a folder for each job, with result.json, the only record of a finished run
 runs.csv         all runs as a table
 results.json     the result as JSON
@@ -11,7 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterable, Iterator
+import os
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,10 +23,11 @@ from weft.data.folder import check_outside
 from weft.data.open import check_exists
 from weft.errors import UsageError
 from weft.files import write_file
+from weft.machine.system import file_name
 from weft.reading import read_json
-from weft.runs.directory import SERIES, locked, make_dir, refuse_taken
+from weft.runs.directory import locked, make_dir, refuse_taken
 
-FILE = "experiment.json"
+FILE, SERIES = "experiment.json", "series"
 CONTENTS = (FILE, "runs", "runs.csv", SERIES, "exports", "forms.json", "results.json", "report.html")
 
 
@@ -47,6 +51,15 @@ class Directory:
             self.decisions[name] = choose()
             self.save()
         return self.decisions[name]
+
+    def group_of(self, data: str, base: str | Path | None, settings: Mapping[str, Any]) -> str:
+        """Return the setting `data.group` of all runs on a dataset, so that they hold out the same images; empty if the
+        data or the user decide."""
+        from weft.train.series import group_of_runs
+
+        name = f"{file_name(Path(data).name)}-{zlib.crc32(os.fsencode(data)):08x}.csv"
+        file = (self.path / SERIES / name).resolve()
+        return self.decide(f"groups of {data}", lambda: group_of_runs(data, base, settings, file))
 
     def save(self) -> None:
         """Write experiment.json."""

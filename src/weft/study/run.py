@@ -16,7 +16,7 @@ from weft.progress import Work, loading, obeys_quiet, say
 from weft.recipes import load_recipe
 from weft.recipes.checks import check_argument
 from weft.recipes.fields import Within
-from weft.study.directory import check_request, opened
+from weft.study.directory import Directory, check_request, opened
 from weft.study.engine import Engine
 from weft.study.plan import ResolvedVariant, Study, read_study, slug
 from weft.study.report import write_report
@@ -93,6 +93,7 @@ def run_study(
     check_outside(folder, *datasets.values())
     command = {"study": plan.name, "scale": scale, "data": datasets, "settings": dict(settings or {})}
     with opened(folder, command, force=force) as directory:
+        variants = [_grouped(variant, directory, variants) for variant in variants]
         shared = directory.decide("shared", lambda: _shared(variants, num_classes, where))
         experiment = Experiment(variants, plan.scales[scale].common, folder, shared)
         experiment.read()
@@ -107,6 +108,13 @@ def run_study(
         result = ExperimentResult(folder, plan, scale, shown, count, rows, experiment.seconds)
         write_report(result)
     return result
+
+
+def _grouped(variant: ResolvedVariant, directory: Directory, variants: Sequence[ResolvedVariant]) -> ResolvedVariant:
+    """Return a variant whose runs hold out the same images as those of the other variants on its dataset."""
+    first = next(other for other in variants if other.data == variant.data)
+    group = directory.group_of(variant.data, first.base, first.settings)
+    return variant if not group else dataclasses.replace(variant, settings={"data.group": group, **variant.settings})
 
 
 def planned_runs(

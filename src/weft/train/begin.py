@@ -15,7 +15,7 @@ from weft.data.fingerprint import fingerprint
 from weft.data.groups import write_groups
 from weft.data.preprocessing import eval_transform
 from weft.errors import StorageError, UsageError
-from weft.files import remove, temporary_path, write_file
+from weft.files import remove, sha256_of, temporary_path, write_file
 from weft.inference.arguments import check_unknown_images
 from weft.machine.processor import bf16_note
 from weft.models.contract import preprocessing
@@ -118,7 +118,6 @@ def _replacing(plan: Plan, learner: Learner, out: Path, trackers: Sequence[str],
         yield Tracker((), plan.recipe, out)
         return
     refuse_taken(out, force=force)
-    recorded = dataclasses.replace(plan.recipe, environment=environment(plan.runtime, plan.splits))
     images, classifier = fingerprint(plan.splits), public_classifier(plan.recipe)
     clear(out, trackers)
     try:
@@ -128,12 +127,14 @@ def _replacing(plan: Plan, learner: Learner, out: Path, trackers: Sequence[str],
         raise
     try:
         clear(out, [name for name in REPLACEABLE if name not in trackers])
-        write_file(out / "recipe.yaml", dump(recorded))
-        images.write(out / FINGERPRINT)
         if plan.series:
             write_groups(out / SERIES, plan.series)
         if plan.candidates:
             write_candidates(out / CANDIDATES, plan.candidates)
+        series = sha256_of(out / SERIES) if plan.series else None
+        recorded = dataclasses.replace(plan.recipe, environment=environment(plan.runtime, plan.splits, series))
+        write_file(out / "recipe.yaml", dump(recorded))
+        images.write(out / FINGERPRINT)
         if classifier is not None:
             write_file(out / PUBLIC_CLASSIFIER, classifier)
         yield tracker

@@ -52,8 +52,10 @@ def _trained(run: Run, recipe: Recipe, folder: Path) -> Run:
     """Start or resume the run of a fold, and return it when it has trained all its steps."""
     is_started = run.runtime.max([float(newest_step(folder / "state") is not None)])[0]
     saved = open_state(folder, recipe, override=True) if is_started else None
+    series = series_of(run.out)
     with quietly():
-        plan = Plan(recipe, open_splits(recipe, series_of(run.out)), run.runtime, loads_weights=saved is None)
+        splits = open_splits(recipe, series)
+        plan = Plan(recipe, splits, run.runtime, loads_weights=saved is None, series=series)
     if saved is not None:
         return begin.resume(plan, saved, run.stop, whole=run.whole)
     with reserved(folder, force=True) if run.runtime.is_main else contextlib.nullcontext():

@@ -23,8 +23,8 @@ from weft.models import families
 from weft.progress import clock
 from weft.recipes import Recipe, load_recipe
 from weft.recipes.rules import check_rules
-from weft.train.request import FINETUNE, NOTHING, Request, start_file
 from weft.text import count
+from weft.train.request import FINETUNE, NOTHING, Request, start_file
 from weft.train.timing import find_batch_size, find_precision, time_step
 
 IMAGES_SEEN = 400_000  # training images, repetitions included, that a small problem needs from scratch
@@ -206,7 +206,7 @@ def epochs_in_budget(recipe: Recipe, case: Case) -> Decision:
     request, budget = case.request, case.request.budget or BUDGET_S
     asked = recipe.epochs or 0
     is_open = request.leaves_length and recipe.head_init == "probe" and recipe.pretrained
-    if case.runtime is None or not is_open or asked * case.num_images <= SOON and request.budget is None:
+    if case.runtime is None or not is_open or (asked * case.num_images <= SOON and request.budget is None):
         return recipe, ""
     assert isinstance(recipe.batch_size, int)
     size = max(recipe.batch_size // (case.world * recipe.accumulate), 1)

@@ -48,13 +48,17 @@ def machine(runtime: Runtime) -> MachineRecord:
     return cast(MachineRecord, found)
 
 
-def environment(runtime: Runtime, splits: Splits) -> dict[str, Any]:
-    """Return the record of a run for its recipe: start time, machine, number of images, classes, plugins."""
+def environment(runtime: Runtime, splits: Splits, series: str | None = None) -> dict[str, Any]:
+    """Return the record of a run for its recipe: start time, machine, number of images and of held-out groups, hash of
+    the file with the series, classes, plugins."""
+    groups = None if splits.val_groups is None or splits.is_given else len(set(splits.val_groups))
     return {
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         **machine(runtime),
         "train_images": len(splits.train),
         "val_images": len(splits.val),
+        **({} if groups is None else {"val_groups": groups}),
+        **({} if series is None else {"series_sha256": series}),
         "excluded_images": len(splits.bad),
         "classes": list(splits.classes),
         **({"plugins": plugins()} if plugins() else {}),

@@ -187,11 +187,12 @@ class Plan:
             return Learner(self.network, recipe, self.runtime, *counts, self.splits.train.labels, teacher)
 
 
-def make_plan(request: Request) -> Plan:
+def make_plan(request: Request, series: Mapping[str, str] | None = None) -> Plan:
     """Open the dataset and decide what the request leaves open, except what is measured (`Plan.measured`).
 
     Args:
         request: what the user asked for.
+        series: series of similar images that were found in the dataset, by key.
 
     Raises:
         UsageError, DataError, CheckpointError: settings, data or weights that cannot be used.
@@ -204,12 +205,12 @@ def make_plan(request: Request) -> Plan:
     for note in notes:
         say(note)
     check_sync_bn(recipe, runtime)
-    splits = open_splits(recipe)
+    splits = open_splits(recipe, series)
     recipe, notes = decide(BY_IMAGES, recipe, _case(request, splits, runtime))
     check_rules(recipe)
     recipe = with_value_range(recipe, splits)
     notes = (*splits.notes, *notes, *value_notes(splits.values, recipe.data.value_range))
-    return Plan(recipe, splits, runtime, notes, request=request)
+    return Plan(recipe, splits, runtime, notes, request=request, series=series or {})
 
 
 def _case(request: Request, splits: Splits, runtime: Runtime) -> Case:

@@ -13,14 +13,15 @@ from torch import Tensor
 
 from weft.data import Splits
 from weft.data.fingerprint import Fingerprint, difference, fingerprint
+from weft.data.groups import read_groups
 from weft.errors import CheckpointError, DataError, UsageError
-from weft.files import remove, write_file
+from weft.files import remove, sha256_of, write_file
 from weft.machine.runtime import Runtime
 from weft.models.families import plugins
 from weft.recipes import Recipe, dump, load_recipe
 from weft.recipes.load import KEYS, recorded_environment
 from weft.recipes.rules import check_rules
-from weft.runs.directory import FINGERPRINT, sweep
+from weft.runs.directory import FINGERPRINT, SERIES, sweep
 from weft.train.environment import machine
 from weft.train.request import recipe_file
 from weft.train.state import RunState, load_state, skipped_text
@@ -178,6 +179,24 @@ def open_run(out: Path, overrides: Sequence[tuple[str, Any]], *, override: bool)
     recipe = load_recipe(file, overrides)
     check_rules(recipe)
     return open_state(out, recipe, override=override)
+
+
+def recorded_series(out: Path) -> dict[str, str]:
+    """Return the series of similar images that a run found, by key.
+
+    Raises:
+        CheckpointError: their file is not the one that the run wrote.
+    """
+    file, sha256 = out / SERIES, recorded_environment(recipe_file(out)).get("series_sha256")
+    if sha256 is None:
+        return {}
+    if not file.is_file() or sha256_of(file) != sha256:
+        problem = "it has changed" if file.is_file() else "it is missing"
+        raise CheckpointError(
+            f"{file} must be the file that the run wrote, since it decides which images are held out; {problem}."
+            " Restore it."
+        )
+    return read_groups(file)
 
 
 def open_state(out: Path, recipe: Recipe, *, override: bool) -> SavedRun:

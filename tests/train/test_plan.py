@@ -85,7 +85,8 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not recipe.pretrained, "a preview loads no weights"
         return nn.Identity()
 
-    monkeypatch.setattr("weft.train.series.in_series", lambda plan: plan)  # training alone looks for series
+    monkeypatch.setattr("weft.train.series.in_series", lambda plan: plan)  # training alone looks for series,
+    monkeypatch.setattr("weft.train.race.raced", lambda plan: plan)  # and compares networks
     monkeypatch.setattr("weft.train.begin.start", lambda plan, *_, **__: _raise(plan))
     monkeypatch.setattr("weft.train.lr_finder.sweep_lr", lambda plan, *_, **__: _raise(plan))
     monkeypatch.setattr("weft.train.augment_preview.augmented_figure", lambda recipe, *_: _raise(recipe))

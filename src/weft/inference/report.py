@@ -16,7 +16,7 @@ from weft.inference.metrics import MAX_MATRIX, Evaluation
 from weft.inference.scores import percent_text
 from weft.report import markup
 from weft.report.intervals import accuracy_of
-from weft.report.pages import COLOURS, Fields, Section, new_figure, shown, write_page
+from weft.report.pages import COLOURS, Fields, Section, Table, new_figure, shown, write_page
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

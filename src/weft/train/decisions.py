@@ -219,8 +219,8 @@ def epochs_in_budget(recipe: Recipe, case: Case) -> Decision:
     names = f"{clock(budget)}, the time of the run (--budget)"
     if not epochs:
         return dataclasses.replace(recipe, epochs=0), (
-            f"No fine-tuning, since an epoch takes about {clock(epoch)} and does not fit into {names}: a linear probe on"
-            f" the public weights. Fine-tuning: --epochs {asked}."
+            f"No fine-tuning, since an epoch takes about {clock(epoch)} and does not fit into {names}: a linear probe"
+            f" on the public weights. Fine-tuning: --epochs {asked}."
         )
     note = (
         f"Fine-tuning for {count(epochs, 'epoch')} of about {clock(epoch)}, which fit into {names}; another number:"

@@ -154,6 +154,8 @@ def _compared(plan: Plan, names: Sequence[str]) -> Iterator[Candidate]:
                 return
             results[name] = result
             say(f"{result}.")
+        if not racing:
+            return
         best = max(racing, key=lambda name: results[name].accuracy.value)
         ahead = {name: _difference(rights[name], rights[best], groups) for name in racing}
         if len(places) == len(several) or most == ROUNDS[-1]:

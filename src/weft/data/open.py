@@ -325,7 +325,8 @@ def _check_groups(inventory: Inventory, images: Side, plan: SplitPlan, *, any_nu
     """Add the groups of images by their keys, unless a column of a table has them."""
     group = str(plan.group)
     if not inventory.groups:
-        found = groups_of(group, inventory.labelled(images)[0], inventory.read, plan.series)
+        found, notes = groups_of(group, inventory.labelled(images)[0], inventory.read, plan.series)
+        inventory.remarks += notes
         groups = dict(zip(images, found, strict=True))
         inventory.groups = [groups.get(i, "") for i in range(len(inventory.keys))]
     if len({inventory.groups[i] for i in images}) < 2 and not any_number:

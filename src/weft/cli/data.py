@@ -315,7 +315,10 @@ def _report(inventory: Inventory) -> str:
     from weft.text import first_few, one_line, printable
 
     summary = inventory.as_dict()
-    lines = [f"bad   {printable(bad.key)}: {bad.reason} ({REASONS[bad.reason]})" for bad in inventory.bad]
+    lines = []
+    for bad in inventory.bad:
+        text = f"{printable(bad.key)}: {bad.reason} ({REASONS[bad.reason]})"
+        lines.append(f"bad   {bad.message if bad.key.endswith('.tar') else text}")
     lines += [""] * bool(lines)
     rows = []
     for split, counts in summary["classes"].items():

@@ -164,7 +164,10 @@ def test_links_are_followed_where_they_are_allowed_from_the_check_to_the_evaluat
     assert printed.endswith("/data --follow-links\n")
     tiny = ["--model", "levit_nano_32", "--epochs", "1", "--batch-size", "3", "--out", out, "--quiet"]
     assert main(["train", data, *tiny]) == 3
-    assert "must be inside it; links to the outside: c. Move" in capsys.readouterr().err
+    assert (
+        "must be inside it; links to the outside: c. Move the folders there, or follow links: --follow-links."
+        in capsys.readouterr().err
+    )
     assert main(["train", data, *tiny, "--follow-links"]) == 0
     assert main(["evaluate", out, data, "--json"]) == 0
     assert json.loads(capsys.readouterr().out.split("report: ")[1].split("\n", 1)[1])["n"] == 3

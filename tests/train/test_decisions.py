@@ -26,7 +26,7 @@ MODEL = "levit_256"  # of the recipes, on the hub
 def at_hand(monkeypatch: pytest.MonkeyPatch, *, cached: str = "", hub: bool = False, package: bool = True) -> None:
     monkeypatch.setattr(decisions, "is_cached", lambda name: name == cached)
     monkeypatch.setattr(decisions, "is_reachable", lambda: hub)
-    monkeypatch.setattr(decisions, "bundle_of", lambda name: name == LITE and package or None)
+    monkeypatch.setattr(decisions, "bundle_of", lambda name: name if name == LITE and package else None)
 
 
 @pytest.fixture(autouse=True)

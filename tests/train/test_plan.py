@@ -47,7 +47,9 @@ def weights(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """Public weights that can be had; none of them are loaded."""
     monkeypatch.setattr(decisions, "is_reachable", lambda: request.param == "hub")
     monkeypatch.setattr(decisions, "is_cached", lambda name: False)
-    monkeypatch.setattr(decisions, "bundle_of", lambda name: name == LITE and request.param == "package" or None)
+    monkeypatch.setattr(
+        decisions, "bundle_of", lambda name: name if (name, request.param) == (LITE, "package") else None
+    )
     return request.param
 
 

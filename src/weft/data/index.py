@@ -233,7 +233,7 @@ class FileIndex:
             yield
 
     def _load(self, places: np.ndarray | None = None) -> None:
-        """Take over what the cache knows about files, or about folders of those at `places`, that did not change."""
+        """Take over what the cache knows about files that did not change, or those in the folders of `places`."""
         is_asked = np.ones(len(self.keys), bool)
         if places is not None:
             is_asked[:] = False

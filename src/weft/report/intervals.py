@@ -115,7 +115,8 @@ def held_out_text(percent: float, count: int, groups: int | None, images: str = 
     """
     if groups is None:
         return accuracy_text(percent, count, images)
-    return f"{percent:.2f} % of {count:,} {images} in {groups:,} group{' that was' if groups == 1 else 's that were'} held out"
+    held_out = f"{groups:,} group{' that was' if groups == 1 else 's that were'} held out"
+    return f"{percent:.2f} % of {count:,} {images} in {held_out}"
 
 
 def interval_text(estimate: Estimate | None, *, signed: bool = False) -> str:

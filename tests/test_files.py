@@ -162,6 +162,20 @@ def test_permissions_obey_the_umask(tmp_path: Path) -> None:
     assert (tmp_path / "x").stat().st_mode & 0o777 == 0o640
 
 
+def test_the_old_directory_stays_if_it_cannot_be_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(source: Path, target: Path) -> None:
+        if source.suffix == ".part":
+            raise OSError(errno.EIO, "Input/output error")
+        os.rename(source, target)
+
+    write(tmp_path / "out", "old")
+    monkeypatch.setattr("weft.files.rename", fail)
+    with pytest.raises(StorageError, match="Input/output error"):
+        write(tmp_path / "out", "new")
+    assert (tmp_path / "out" / "file").read_text() == "old"
+    assert names(tmp_path) == ["out"]
+
+
 @pytest.mark.parametrize("error", [ValueError("mine"), StorageError("mine")])
 def test_errors_that_are_not_of_the_system_pass_through(error: Exception) -> None:
     with pytest.raises(type(error), match=r"^mine$"), writing(Path("x")):

@@ -43,7 +43,7 @@ SEED, EACH = "0", 6
 ROOMS = {  # files and folders below src/weft
     "order and seeding": ("data/order.py", "data/seeding.py", "data/dataset.py"),
     "split": ("data/split.py",),
-    "decode": tuple(f"data/{name}.py" for name in ("decode", "colour", "bit_depth", "jpeg_ends")),
+    "decode": tuple(f"data/{name}.py" for name in ("decode", "colour", "bit_depth", "formats")),
     "crop": ("data/preprocessing.py", "data/transforms.py"),
     "fold": ("deploy/folding.py", "models/ceit/inference.py", "models/cvt/inference.py", "models/levit/inference.py"),
     "objective": ("train/objective.py", "train/distillation.py"),
@@ -51,7 +51,7 @@ ROOMS = {  # files and folders below src/weft
     "config": ("checkpoints/config.py", "checkpoints/model_dir.py"),
     "guard": ("serve/guard.py",),
     "chooser": ("deploy/choosing.py",),
-    "statistics": ("report/intervals.py", "study/statistics.py", "inference/metrics.py"),
+    "statistics": ("report/intervals.py", "study/statistics.py", "inference/metrics.py", "inference/scores.py"),
 }
 COMPARISONS = {
     ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt,

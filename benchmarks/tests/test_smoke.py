@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks import smoke
+from benchmarks.faults import faults
 from PIL import Image
 
 MODULES = {  # imported or started by scripts
@@ -30,6 +31,11 @@ def test_the_calls_name_known_places(tmp_path: Path) -> None:
     assert len(list(Path(places["photos"]).rglob("*.jpg"))) == 36
     with Image.open(places["photo"]) as image:
         assert image.size == (96, 96)
+
+
+def test_faults_are_drawn_from_files_that_exist() -> None:
+    for file in (file for files in faults.ROOMS.values() for file in files):
+        assert (smoke.ROOT / "src" / "weft" / file).is_file(), file
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 from tests.data.pictures import bomb, encoded, jpeg, photo
 from tests.data.zoo import class_folders, digest
 from weft.cli import main
+from weft.errors import UsageError
 
 
 @pytest.fixture
@@ -163,10 +164,37 @@ def test_links_are_followed_where_they_are_allowed_from_the_check_to_the_evaluat
     assert printed.endswith("/data --follow-links\n")
     tiny = ["--model", "levit_nano_32", "--epochs", "1", "--batch-size", "3", "--out", out, "--quiet"]
     assert main(["train", data, *tiny]) == 3
-    assert "must be inside it; links to the outside: c. Move" in capsys.readouterr().err
+    assert (
+        "must be inside it; links to the outside: c. Move the folders there, or follow links: --follow-links."
+        in capsys.readouterr().err
+    )
     assert main(["train", data, *tiny, "--follow-links"]) == 0
     assert main(["evaluate", out, data, "--json"]) == 0
     assert json.loads(capsys.readouterr().out.split("report: ")[1].split("\n", 1)[1])["n"] == 3
+
+
+def test_a_file_of_series_is_checked_before_the_images_and_written_after_the_report(tmp_path, capsys, monkeypatch):
+    data = str(class_folders(tmp_path / "data", 2))
+    (tmp_path / "old.csv").touch()
+
+    def fail(*_: object, **__: object) -> None:
+        raise UsageError("no features")
+
+    monkeypatch.setattr("weft.train.find_series", fail)
+    assert main(["data", "check", data, "--series", str(tmp_path / "new.csv")]) == 2
+    printed = capsys.readouterr()
+    assert printed.out.endswith(f"Trainable: yes: weft train {data}\n")
+    assert printed.err.endswith("no features\n")
+    monkeypatch.setattr("weft.data.open.inspect", fail)
+    for name, message in {
+        "series.txt": "--series must name a CSV file, which --group reads; got",
+        "old.csv": "--series must name a new file; ",
+        "data/series.csv": "The output must be outside the data folder",
+    }.items():
+        assert main(["data", "check", data, "--series", str(tmp_path / name)]) == 2
+        printed = capsys.readouterr()
+        assert message in printed.err
+        assert printed.out == ""
 
 
 def test_prepare(tmp_path, capsys):

@@ -176,6 +176,13 @@ def test_streams_are_what_they_have_always_been():
     assert drawn == pytest.approx((0.15191521726172474, 0.051474827310740046, 0.3178858160972595), abs=1e-12)
 
 
+def test_the_order_of_an_epoch_is_a_permutation_of_its_seed():
+    orders = {(seed, epoch): epoch_order(10, seed, epoch).tolist() for seed in range(2) for epoch in range(100)}
+    assert all(sorted(order) == list(range(10)) for order in orders.values())
+    assert len(set(map(tuple, orders.values()))) == 200
+    assert {order[0] for order in orders.values()} == set(range(10))
+
+
 def test_without_shuffling_the_batches_are_those_of_the_dataset():
     plain = ImageDataset(SOURCE, eval_transform({"input_size": (3, 24, 24), "crop_pct": 1.0}))
     images, labels = epoch_of(make_loader(plain, 5, shuffle=False), 0)

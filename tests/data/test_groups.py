@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from PIL import ExifTags, Image
 
-from tests.data.pictures import jpeg
+from tests.data.pictures import bomb, jpeg
 from weft.data import SplitPlan, open_data
-from weft.data.groups import GroupError, groups_of
+from weft.data.groups import GroupError, groups_of, read_groups, write_groups
 from weft.errors import UsageError
 
 
 def groups(rule: str, *keys: str, files: Mapping[str, bytes] | None = None) -> list[str]:
-    return groups_of(rule, keys, dict(files or {}).__getitem__, None)
+    return groups_of(rule, keys, dict(files or {}).__getitem__, None)[0]
 
 
 def photo(time: str | None, camera: str = "Pixel 7") -> bytes:
@@ -59,6 +59,7 @@ def test_photos_of_a_camera_without_a_long_pause_are_a_group() -> None:
         "no time.jpg": photo(None),
         "wrong time.jpg": photo("0000:00:00 00:00:00"),
         "no EXIF.jpg": jpeg(1),
+        "too large.png": bomb(15_000),
         "damaged.jpg": b"\xff\xd8\xff\xe1\x00\x10Exif\0\0damaged",
     }
     found = groups("exif", *reversed(files), files=files)[::-1]
@@ -70,9 +71,67 @@ def test_photos_of_a_camera_without_a_long_pause_are_a_group() -> None:
 
 
 def test_series_are_groups_and_need_features() -> None:
-    assert groups_of("similar", ["a", "b", "c"], bytes, {"a": "1", "c": "1"}) == ["1", "/b", "1"]
+    assert groups_of("similar", ["a", "b", "c"], bytes, {"a": "1", "c": "1"})[0] == ["1", "/b", "1"]
     with pytest.raises(UsageError, match="--group similar needs the features of a network"):
         groups("similar", "a.jpg")
+
+
+EDITED = {
+    "comma": b"image,group\na/1.jpg,x\na/2.jpg,\na/3.jpg,y\n",
+    "Excel": b"\xef\xbb\xbfimage;group\r\na/1.jpg;x\r\na/2.jpg;\r\na/3.jpg;y\r\n;\r\n",
+    "tabs": b"Image\tGroup\tnotes\na/1.jpg\tx\tsharp\na/2.jpg\na/3.jpg\ty\t\n",
+    "blanks": b"image, group \na/1.jpg, x\na/2.jpg,  \n a/3.jpg ,y \n",
+    "quotes": b'"group","image"\n"x","a/1.jpg"\n"","a/2.jpg"\n"y","a/3.jpg"\n',
+}
+
+
+@pytest.mark.parametrize("form", EDITED)
+def test_a_file_that_a_spreadsheet_has_saved_is_read(form: str, tmp_path: Path) -> None:
+    file = tmp_path / "groups.CSV"
+    file.write_bytes(EDITED[form])
+    assert groups(str(file), "a/1.jpg", "a/2.jpg", "a/3.jpg") == ["x", "/a/2.jpg", "y"]
+
+
+def test_a_written_file_keeps_the_names_of_images(tmp_path: Path) -> None:
+    written = {"a/1;2.jpg": "x", "a/ b, c.jpg": "y", " d.jpg": "z", "e\udcff.jpg": "x", 'f"\n.jpg': "y"}
+    write_groups(tmp_path / "groups.csv", written | {"g.jpg": ""})
+    listed = read_groups(tmp_path / "groups.csv")
+    assert {key: listed[key] for key in written} == written
+    assert "g.jpg" not in listed
+
+
+REFUSED = {
+    "other columns": (b"image,series\na,1\n", "image and group, in UTF-8; its first line is 'image,series'. Begin"),
+    "UTF-16": ("image\tgroup\na\t1\n".encode("utf-16"), r"first line is 'image\\tgroup' in UTF-16\. Begin"),
+    "empty": (b"", "its first line is ''"),
+    "two groups": (b"image,group\na,1\nb,2\na,3\n", "must name one group for each image; for 'a' it names '1' and '3'"),
+    "a group or none": (b"image,group\na,1\na,\n", "for 'a' it names '1' and ''"),
+    "other images": (b"image,group\nb,1\n", "must name the groups of images of the data, such as 'a'; it names the g"),
+    "no groups": (b"image,group\na,\n", "it names the group of none of them"),
+    "a quote": (b'image,group\n"' + b"a" * 200_000, r"it cannot be read \(field larger than field limit"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_file_without_a_clear_meaning_is_refused(case: str, tmp_path: Path) -> None:
+    content, message = REFUSED[case]
+    (tmp_path / "groups.csv").write_bytes(content)
+    with pytest.raises(GroupError, match=message):
+        groups(str(tmp_path / "groups.csv"), "a")
+
+
+@pytest.mark.parametrize(
+    ("group", "message"),
+    [
+        ("nope.csv", "A CSV file of --group must exist; 'nope.csv' is no file. Check the path, or write it: weft"),
+        ("", "or match the names of images; '' matches none of 1, such as 'a'"),
+        ("b?", r"'b\?' matches none of 1"),
+        ("(", r"must be a column of the table, an existing CSV file, .*; '\(' is none of these"),
+    ],
+)
+def test_a_value_without_a_meaning_is_refused(group: str, message: str) -> None:
+    with pytest.raises((GroupError, UsageError), match=message):
+        groups(group, "a")
 
 
 @pytest.fixture
@@ -91,6 +150,11 @@ def test_a_folder_is_split_by_each_rule(frames: Path) -> None:
     for plan in (SplitPlan(group="name"), SplitPlan(group="similar", series=series)):
         splits = open_data(frames, plan)
         assert not {series[key] for key in splits.train.keys} & {series[key] for key in splits.val.keys}
+    file = frames.with_suffix(".csv")
+    write_groups(file, series | {"ill/gone.jpg": "", "other/1.jpg": "clip"})
+    listed = open_data(frames, SplitPlan(group=str(file)))
+    assert listed.val.keys == splits.val.keys
+    assert f"2 rows name no image of the data, of 26 in {file}: ill/gone.jpg, other/1.jpg." in listed.notes
     none = open_data(frames, SplitPlan(group="none"))
     assert none.val.keys == plain.val.keys
     assert none.groups is None

@@ -303,6 +303,15 @@ def test_another_version_of_the_decoder_of_heif_knows_nothing(monkeypatch):
     assert opened("heic", 1).records["level"].tolist() == [index.UNKNOWN]
 
 
+def test_a_version_with_other_records_knows_nothing():
+    """Their bytes would be read as other values, or as an error, which removes the cache."""
+    source = Path(index.__file__).read_text()
+    other: dict[str, Any] = {"__name__": index.__name__}
+    exec(source.replace('("digest", "V12")', '("digest", "V8")'), other)
+    assert other["RECORD"].itemsize == index.RECORD.itemsize - 4
+    assert other["CONTEXT"] != index.CONTEXT
+
+
 def test_images_of_16_bits_have_their_values():
     one = opened("png", 3_000)
     for place in range(3_000):

@@ -355,7 +355,7 @@ def test_extended_headers_with_hostile_values(tmp_path):
             assert "a.tar" in message or inventory is not None
 
 
-def test_a_shard_that_is_torn_anywhere_is_reported(tmp_path):
+def test_a_shard_that_is_torn_anywhere_is_reported(tmp_path, capsys):
     path = tar(tmp_path / "a.tar", images(number=2))
     plain, last = path.read_bytes(), members_of(path)[-1]
     for place in range(0, last.offset_data + -(-last.size // 512) * 512, 256):
@@ -365,7 +365,20 @@ def test_a_shard_that_is_torn_anywhere_is_reported(tmp_path):
     path.write_bytes(plain[: last.offset])  # the last image is gone, and nothing else is torn
     (bad,) = inspect(path).bad
     assert (bad.key, bad.reason) == ("a.tar", "truncated")
-    assert "a.tar cannot be used: the file is truncated (no end marker: its last images may be missing" in bad.message
+    assert bad.message == "a.tar has no end marker: its last images may be missing. Copy it again."
+    main(["data", "check", str(path)])
+    assert f"bad   {bad.message}\n" in capsys.readouterr().out
+
+
+def test_a_folder_named_like_a_shard_is_a_folder(tmp_path):
+    folder = tmp_path / "photos.tar"
+    folder.mkdir()
+    with pytest.raises(DataError, match=r"must contain images; '.*/photos\.tar' contains none"):
+        open_data(folder)
+    for name, data in images():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(data)
+    assert sorted(inspect(folder).keys) == sorted(name for name, _ in images())
 
 
 def test_sparse_files_are_reported(tmp_path):

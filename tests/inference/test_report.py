@@ -140,6 +140,10 @@ def test_the_conclusions_say_how_good_and_how_certain() -> None:
         "Most frequent errors: cat as dog (7 of 12).",
     ]
     assert "Add training images of the weakest classes: cat (5 of 12 correct)." in lead.next_steps
+    assert "Evaluate on more images, so that the accuracy is known better." in lead.next_steps
+    grouped = dataclasses.replace(result, groups=[str(number // 2) for number in range(22)])
+    assert grouped.warnings() == [too_few_text(grouped.interval, 22, 11)]
+    assert "Evaluate on images of more groups, so that the accuracy is known better." in conclusions(grouped).next_steps
 
 
 @pytest.mark.parametrize(

@@ -47,15 +47,18 @@ def test_four_groups_count_as_four_images(right: list[bool]) -> None:
     expected = accuracy_of(sum(right) // 10, 4)
     assert estimate.low == pytest.approx(expected.low, abs=6)
     assert estimate.high == pytest.approx(expected.high, abs=6)
-    assert too_few_text(estimate, 40).startswith("Too few ")
+    assert too_few_text(estimate, 40, 4).startswith("Too few groups for a conclusion: with 4, ")
 
 
-def test_too_few_groups_are_named() -> None:
+def test_more_images_of_few_groups_are_not_called_enough() -> None:
     right, groups = frames(40, 1.0)
-    assert too_few_text(accuracy_in_groups(right, groups), len(right)).startswith("Too few groups for a conclusion: ")
+    warning = too_few_text(accuracy_in_groups(right, groups), len(right), 40)
+    assert warning.startswith("Too few groups for a conclusion: with 40, ")
+    assert warning.endswith(" points to each side. Add images of other groups.")
+    assert "100 images are always enough" in too_few_text(accuracy_of(20, 40), 40, 40)
 
 
 def test_a_recorded_accuracy_says_what_it_is_for() -> None:
     assert held_out_text(80.0, 50, None).startswith("80.00 % of 50 held-out images (95 % CI ")
-    assert held_out_text(80.0, 50, "similar") == "80.00 % of 50 held-out images of other series"
-    assert held_out_text(80.0, 50, "patient") == "80.00 % of 50 held-out images of other groups"
+    assert held_out_text(80.0, 50, 1) == "80.00 % of 50 held-out images in 1 group that was held out"
+    assert held_out_text(80.0, 5_000, 2_000) == "80.00 % of 5,000 held-out images in 2,000 groups that were held out"

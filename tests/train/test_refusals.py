@@ -172,6 +172,11 @@ CASES: dict[str, tuple[Prepare | dict[str, Any], int, str]] = {
     "batches of one image": ({"model": "resnet10t", "img_size": 32, "batch_size": 1}, 2, "batches of 1 at 32x32"),
     "batches of one image and BatchNorm": ({"batch_size": 1}, 2, "at least 2 images per forward pass .* batch_size 1"),
     "parts that do not divide": ({"accumulate": 5}, 2, "must be divisible into equal batches"),
+    "pairs in parts of odd size": (
+        {"augment.mixup": 0.8, "batch_size": 6, "accumulate": 2},
+        2,
+        r"pairs of images and need an even batch; got 3 images \(batch_size 6 in 2 parts\)",
+    ),
     "checkpointing": ({**VGG, "img_size": 32, "grad_checkpointing": True}, 2, "not supported"),
     "unknown argument of the model": ({"model_args.depht": 3}, 2, r"no constructor value 'depht' .*Nearest: depth"),
 }

@@ -158,7 +158,7 @@ def test_series_are_written_to_a_file_that_train_reads(
     ("text", "words"),
     [
         ("image,series\na,1\n", "must be a CSV file with the columns image and group"),
-        ("image,group\nothers/1.jpg,1\n", "must list images of the data, such as 'class0/"),
+        ("image,group\nothers/1.jpg,1\n", "must name the groups of images of the data, such as 'class0/"),
     ],
 )
 def test_a_file_of_other_images_is_refused(clips: Path, tmp_path: Path, text: str, words: str) -> None:

@@ -103,11 +103,17 @@ def check(
          1 duplicate, byte-identical: cats/7.jpg = dogs/3.jpg
         Trainable: yes, without the bad files: weft train photos
     """
+    from weft.data.folder import check_new_file
+    from weft.data.groups import SUFFIX
     from weft.data.open import inspect, problem_of
     from weft.inference.arguments import InferenceOptions
     from weft.progress import Work
 
     columns = _columns(settings, "data.image", "data.label")
+    if series is not None:
+        if not series.lower().endswith(SUFFIX):
+            raise UsageError(f"--series must name a CSV file, which --group reads; got {series}.")
+        check_new_file(Path(series), "--series", data, force=output.force)
     if data == "digits" and not os.path.lexists(data):
         raise UsageError(
             "DATA must be a directory; got digits, which is part of scikit-learn and has no files to check."
@@ -122,6 +128,12 @@ def check(
             progress=work.update,
         )
     problem = problem_of(inventory)
+    options = f" --max-pixels {pixels.max_pixels}" if pixels.max_pixels else ""
+    options += " --follow-links" if follow_links else ""
+    options += "".join(f" --set {shlex.quote(text)}" for text in settings or ())
+    if not output.json:
+        print(_report(inventory))
+        print(_verdict(inventory, problem, f"weft train {data}{options}", no_decode=no_decode), flush=True)
     in_series = None
     if series is not None and not problem:
         import weft.train as library
@@ -133,14 +145,8 @@ def check(
         own = {} if in_series is None else {"series": in_series}
         reason = problem or None
         print(json.dumps({**inventory.as_dict(), "trainable": not problem, "reason": reason, **own}, indent=2))
-    else:
-        options = f" --max-pixels {pixels.max_pixels}" if pixels.max_pixels else ""
-        options += " --follow-links" if follow_links else ""
-        options += "".join(f" --set {shlex.quote(text)}" for text in settings or ())
-        print(_report(inventory))
-        print(_verdict(inventory, problem, f"weft train {data}{options}", no_decode=no_decode))
-        if in_series is not None:
-            print(_series_found(in_series, len(inventory.keys), f"weft train {data}{options} --group {series}"))
+    elif in_series is not None:
+        print(_series_found(in_series, len(inventory.keys), f"weft train {data}{options} --group {series}"))
     return DataError.exit_code if problem or (strict and inventory.bad) else 0
 
 
@@ -312,7 +318,10 @@ def _report(inventory: Inventory) -> str:
     from weft.text import first_few, one_line, printable
 
     summary = inventory.as_dict()
-    lines = [f"bad   {printable(bad.key)}: {bad.reason} ({REASONS[bad.reason]})" for bad in inventory.bad]
+    lines = []
+    for bad in inventory.bad:
+        text = f"{printable(bad.key)}: {bad.reason} ({REASONS[bad.reason]})"
+        lines.append(f"bad   {bad.message if bad.key.endswith('.tar') else text}")
     lines += [""] * bool(lines)
     rows = []
     for split, counts in summary["classes"].items():

@@ -122,7 +122,6 @@ def _print_plan(planned: PlannedRun) -> None:
 def _print_result(result: RunResult) -> None:
     """Print the accuracy and the files of a run, and of its folds."""
     from weft.inference.metrics import class_lines
-    from weft.report.intervals import too_few_text
 
     print(
         f"{result.model} on {result.data}: held-out top-1 {result.evaluation.text()}, epoch"
@@ -135,8 +134,7 @@ def _print_result(result: RunResult) -> None:
     if folds is not None:
         print("\n".join((str(folds), *class_lines(folds.evaluation))))
         print(f"report: {result.out / 'folds' / 'report' / 'report.html'}")
-    evaluation = result if folds is None else folds.evaluation
-    if warning := too_few_text(evaluation.interval, evaluation.count):
+    if warning := (result if folds is None else folds).evaluation.too_few:
         note(warning)
 
 

@@ -19,6 +19,7 @@ from weft.data.source import FileReader, KeyedSource, Source, bad_file, sort_cla
 from weft.data.split_names import held_out_side, split_folders, split_of
 from weft.data.tree import EXTENSIONS, extension, names_in, nested_folders, num_beside, walk
 from weft.errors import DataError, UsageError
+from weft.files import check_writable
 from weft.text import printable
 
 
@@ -148,6 +149,25 @@ def check_outside(out: str | Path, *data: str | Path, is_dataset: bool = True) -
                 f"The output must be outside the data folder, where it would be read as a class or an image;"
                 f" {printable(str(out))} is in {printable(os.fspath(folder))}. Choose another path."
             )
+
+
+def check_new_file(path: Path, option: str, source: str, *, force: bool) -> None:
+    """Check that a file can be written, outside a dataset.
+
+    Args:
+        path: of the file.
+        option: that names it.
+        source: the dataset.
+        force: the file may exist.
+
+    Raises:
+        UsageError: it exists, or is in the dataset.
+        StorageError: its folder cannot be written to.
+    """
+    if path.exists() and not (force and path.is_file()):
+        raise UsageError(f"{option} must name a new file; {path} exists already. Pass --force or another name.")
+    check_outside(path, source)
+    check_writable(path.parent)
 
 
 def images_below(folder: Path) -> list[str]:

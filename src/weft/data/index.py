@@ -54,7 +54,9 @@ RECORD = np.dtype(
     ]
 )
 STAMP = ["size", "mtime", "ctime"]
-CONTEXT = f"{__version__} {PIL.__version__} {heif_version()} {' '.join(NOTES)}"  # of another, nothing is known
+_FORM = f"{zlib.crc32(repr(RECORD.descr).encode()):08x}"
+CONTEXT = f"{__version__} {PIL.__version__} {heif_version()} {' '.join(NOTES)} {_FORM}"
+"""Of a row of another one, nothing is known."""
 PASSING = {"missing", "not-a-file", "unreadable", "no-decoder", "out-of-memory", "too-many-pixels"}
 """Reasons of `BadImage` that the bytes of the file do not decide alone."""
 

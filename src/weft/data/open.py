@@ -328,7 +328,8 @@ def _check_groups(inventory: Inventory, images: Side, plan: SplitPlan, *, any_nu
         keys = inventory.labelled(images)[0]
         if plan.series and plan.series.keys().isdisjoint(keys):  # of other images
             return
-        found = groups_of(group, keys, inventory.read, plan.series)
+        found, notes = groups_of(group, keys, inventory.read, plan.series)
+        inventory.remarks += notes
         groups = dict(zip(images, found, strict=True))
         inventory.groups = [groups.get(i, "") for i in range(len(inventory.keys))]
     if len({inventory.groups[i] for i in images}) < 2 and not any_number:

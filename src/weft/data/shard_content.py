@@ -26,7 +26,8 @@ class ShardContent(NamedTuple):
     Attributes:
         images: offset and size in bytes, and class (empty without label file), by name.
         ignored, skipped: as in `Inventory`.
-        bad: name (empty for the archive itself), and reason and detail of `BadImage`.
+        bad: name, and reason and detail of `BadImage`; of the archive itself, an empty name, and a sentence without
+            its subject.
     """
 
     images: dict[str, tuple[int, int, str]]
@@ -91,7 +92,8 @@ class _Files:
             file.seek(archive.offset)
             header = file.read(tarfile.BLOCKSIZE)
             if not header:
-                self.bad.append(("", "truncated", "no end marker: its last images may be missing; copy it again"))
+                detail = "has no end marker: its last images may be missing. Copy it again."
+                self.bad.append(("", "truncated", detail))
             if any(header):
                 raise DataError(f"{must} (its header at byte {archive.offset:,} is damaged). Copy it again.")
             if any(any(piece) for piece in iter(lambda: file.read(_PIECE), b"")):

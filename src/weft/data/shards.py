@@ -26,7 +26,7 @@ from weft.data.index import SAVE_S, SETTLED_NS, FileIndex, in_threads, stamp_of
 from weft.data.inventory import Inventory
 from weft.data.remote import RemoteCache, RemoteFile, is_remote, remote_file
 from weft.data.shard_content import LABELS, ShardContent, open_archive
-from weft.data.source import bad_file, sort_class_names
+from weft.data.source import BadFile, bad_file, sort_class_names
 from weft.data.split_names import split_folders, split_of
 from weft.data.tree import is_folder_of, is_junk, nested_folders, num_beside
 from weft.errors import DataError, UsageError
@@ -99,7 +99,9 @@ class ShardReader:
 
 def is_shards(data: str) -> bool:
     """Return whether `data` is a .tar file (or pattern), or a folder with .tar files and without folders."""
-    return (data.partition("?")[0] if is_remote(data) else data).endswith(".tar") or is_folder_of(data, ".tar")
+    if os.path.isdir(data):
+        return is_folder_of(data, ".tar")
+    return (data.partition("?")[0] if is_remote(data) else data).endswith(".tar")
 
 
 def open_shards(data: str, *, cache_bytes: int = CACHE_BYTES, fresh: bool = False) -> Inventory:
@@ -141,8 +143,10 @@ def open_shards(data: str, *, cache_bytes: int = CACHE_BYTES, fresh: bool = Fals
         inventory.ignored += shard.ignored
         inventory.skipped += shard.skipped
         for file, reason, detail in shard.bad:
-            key = f"{name}/{file}" if file else name
-            inventory.bad.append(bad_file(key, BadImage("", reason, detail), split))
+            if file:
+                inventory.bad.append(bad_file(f"{name}/{file}", BadImage("", reason, detail), split))
+            else:  # its images are used
+                inventory.bad.append(BadFile(name, reason, f"{printable(name)} {detail}", split))
         counts[f"{name}/"] = len(shard.images)
         for file, (offset, size, label) in shard.images.items():
             folders = [part for part in file.split("/")[:-1] if part != ".."]

@@ -60,8 +60,8 @@ def fold(model: nn.Module, device: str | torch.device | None = None) -> nn.Modul
 
 def fastest(model: nn.Module, device: torch.device) -> nn.Module:
     """Return a copy of a network for inference, with all merged that can be; of another library, in the memory format
-    that suits convolutions. A folded network, and a module of the user, which may not bear to be copied, stay as they
-    are."""
+    that suits convolutions. A folded network, and a module of the user, which may not support being copied, stay as
+    they are."""
     if is_folded(model) or getattr(model, "is_own_module", False):
         return model.to(device).eval()
     merged = _merged(model, device)
@@ -108,7 +108,7 @@ def _folded(module: Any, rules: Rules) -> nn.Module:
 
 def _merge_traced(network: Any) -> None:
     """Merge each BatchNorm that has the output of a convolution; nothing if that would change the outputs, since other
-    parts of the network have the output too."""
+    parts of the network also have the output."""
     shape = (getattr(network, "pretrained_cfg", None) or {}).get("input_size")
     first = next(network.parameters(), None)
     if shape is None or first is None:

@@ -9,7 +9,6 @@ import numpy as np
 
 from weft.inference.metrics import Evaluation, never_predicted_text
 from weft.inference.scores import Mistake
-from weft.report.intervals import too_few_text
 from weft.report.pages import Lead
 from weft.runs.directory import EpochRow
 
@@ -58,7 +57,7 @@ def conclusions(result: Evaluation, training: Training | None = None) -> Lead:
             f"It is not shown to be better than predicting {result.classes[frequent]}, the most frequent class, for all"
             f" images ({share:.1f} %)."
         )
-    sentences += filter(None, (never_predicted_text(result), too_few_text(result.interval, result.count)))
+    sentences += filter(None, (never_predicted_text(result), result.too_few))
     pairs = [
         f"{result.classes[true]} as {result.classes[predicted]} ({count} of {images[true]})"
         for true, predicted, count in result.confused[:MAX_NAMED].tolist()
@@ -77,7 +76,8 @@ def suspicious(result: Evaluation) -> list[Mistake]:
 def _next_steps(result: Evaluation, training: Training | None) -> list[str]:
     steps = []
     if result.interval.is_wide:
-        steps.append("Evaluate on more images, so that the accuracy is known better.")
+        more = "images of more groups" if result.grouped else "more images"
+        steps.append(f"Evaluate on {more}, so that the accuracy is known better.")
     top1, correct = result.top1, result.class_counts.correct.tolist()
     weak = [
         (score.images - correct[place], place, score)

@@ -173,6 +173,11 @@ class Evaluation:
         """A note if the images are in groups; else an empty text."""
         return grouped_text(self.count, len(set(self.groups or ())))
 
+    @property
+    def too_few(self) -> str:
+        """A warning if the images or their groups are too few for a conclusion; else an empty text."""
+        return too_few_text(self.interval, self.count, len(set(self.groups or ())))
+
     def text(self, images: str = "images") -> str:
         """Return the top-1 accuracy with its interval: `accuracy_text`."""
         return accuracy_text(self.top1, self.count, images, self.interval)
@@ -321,7 +326,7 @@ class Evaluation:
 
     def warnings(self) -> list[str]:
         """Return sentences on what the accuracy hides: classes that are never predicted, and too few images."""
-        return [*filter(None, (never_predicted_text(self), too_few_text(self.interval, self.count)))]
+        return [*filter(None, (never_predicted_text(self), self.too_few))]
 
     def __repr__(self) -> str:
         """Return the main values in one line."""

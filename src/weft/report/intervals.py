@@ -115,7 +115,8 @@ def held_out_text(percent: float, count: int, groups: int | None, images: str = 
     """
     if groups is None:
         return accuracy_text(percent, count, images)
-    return f"{percent:.2f} % of {count:,} {images} in {groups:,} group{'' if groups == 1 else 's'} that were held out"
+    held_out = f"{groups:,} group{' that was' if groups == 1 else 's that were'} held out"
+    return f"{percent:.2f} % of {count:,} {images} in {held_out}"
 
 
 def interval_text(estimate: Estimate | None, *, signed: bool = False) -> str:
@@ -135,16 +136,20 @@ def grouped_text(images: int, groups: int) -> str:
     return f"The {images:,} images are in {groups:,} group{'' if groups == 1 else 's'}; the 95 % interval is by groups."
 
 
-def too_few_text(estimate: Estimate, count: int) -> str:
-    """Return a warning if images or groups are too few for a conclusion about an accuracy; else an empty text."""
+def too_few_text(estimate: Estimate, images: int, groups: int = 0) -> str:
+    """Return a warning if images or groups are too few for a conclusion about an accuracy; else an empty text.
+
+    Args:
+        estimate: the accuracy.
+        images: number of images.
+        groups: number of groups that they are in; 0 without groups.
+    """
     if not estimate.is_wide:
         return ""
-    if not interval_of(estimate.value, count).is_wide:
-        return (
-            "Too few groups for a conclusion: the 95 % interval of the accuracy is wider than"
-            f" {MAX_HALF_WIDTH:g} points to each side. Add images of other groups."
-        )
+    is_grouped = 0 < groups < images
+    noun, number = ("groups", groups) if is_grouped else ("images", images)
+    advice = "Add images of other groups." if is_grouped else f"{ENOUGH_IMAGES} images are always enough for that."
     return (
-        f"Too few images for a conclusion: with {count:,}, the 95 % interval of the accuracy is wider than"
-        f" {MAX_HALF_WIDTH:g} points to each side. {ENOUGH_IMAGES} images are always enough for that."
+        f"Too few {noun} for a conclusion: with {number:,}, the 95 % interval of the accuracy is wider than"
+        f" {MAX_HALF_WIDTH:g} points to each side. {advice}"
     )

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from weft.data.folder import check_outside
+from weft.data.folder import check_new_file
 from weft.data.groups import write_groups
 from weft.errors import UsageError
-from weft.files import check_writable, writing
+from weft.files import writing
 from weft.machine.system import file_name
 from weft.progress import is_first_process, loading, obeys_quiet, say
 from weft.recipes import load_recipe
@@ -280,7 +280,7 @@ def find_series(
         StorageError: the file cannot be written.
     """
     if is_first_process():
-        _check_file(Path(out), "--series", str(data), force=force)
+        check_new_file(Path(out), "--series", str(data), force=force)
     more = {"model": model, **given}
     request = Request(data, recipe, settings, more, from_scratch=from_scratch, option="--series FILE")
     plan = _planned(request)
@@ -335,17 +335,9 @@ def preview(
     return path
 
 
-def _check_file(path: Path, option: str, source: str, *, force: bool) -> None:
-    """Check that a file can be written, outside the dataset."""
-    if path.exists() and not (force and path.is_file()):
-        raise UsageError(f"{option} must name a new file; {path} exists already. Pass --force or another name.")
-    check_outside(path, source)
-    check_writable(path.parent)
-
-
 def _check_image_file(path: Path, source: str, *, force: bool) -> None:
     """Check that a preview can be written to a file."""
-    _check_file(path, "--preview", source, force=force)
+    check_new_file(path, "--preview", source, force=force)
     from matplotlib.backend_bases import FigureCanvasBase  # takes a second
 
     if path.suffix.lstrip(".") not in FigureCanvasBase.filetypes:

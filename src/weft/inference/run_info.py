@@ -149,8 +149,7 @@ def info(run: str | Path) -> RunInfo:
     folder, config = run_folder(model), read_config(several[0].path if several else model)
     recipe = load_recipe(folder / RECIPE) if (folder / RECIPE).is_file() else None
     kind = "export" if "artefact" in config else "model directory" if recipe is None else "run"
-    variant = VARIANTS.get(recipe.model or "") if recipe is not None and recipe.pretrained else None
-    public = None if variant is None else variant.weights
+    is_public = recipe is not None and recipe.pretrained
     root = folder if kind == "run" else model
     return RunInfo(
         name=str(run),
@@ -159,7 +158,7 @@ def info(run: str | Path) -> RunInfo:
         input=config["pretrained_cfg"].get("input_size"),
         classes=config["label_names"] or [],
         num_classes=config["num_classes"],
-        licence=None if public is None else public.licence,
+        licence=config["pretrained_cfg"].get("license") if is_public else None,
         data=None if recipe is None else _data(folder, recipe),
         recipe=None if recipe is None else _summary(recipe),
         accuracy=_accuracy(model, folder, recipe),

@@ -13,7 +13,7 @@ import dataclasses
 import io
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -156,24 +156,47 @@ def _compared(plan: Plan, names: Sequence[str]) -> Iterator[Candidate]:
             say(f"{result}.")
         if not racing:
             return
-        best = max(racing, key=lambda name: results[name].accuracy.value)
-        ahead = {name: _difference(rights[name], rights[best], groups) for name in racing}
-        if len(places) == len(several) or most == ROUNDS[-1]:
+        racing = [name for name in racing if not _is_behind(name, rights, racing, groups)]
+        if len(places) == len(several):
             break
-        racing = [name for name in racing if ahead[name][0] >= -Z * ahead[name][1]]
+    chosen = best_start(
+        {name: rights[name] for name in racing}, groups, {name: one.ms for name, one in results.items()}
+    )
+    for name, result in results.items():
+        yield result._replace(is_chosen=name == chosen)
+
+
+def _is_behind(name: str, rights: Mapping[str, np.ndarray], names: Sequence[str], groups: Sequence[str] | None) -> bool:
+    """Return whether a candidate is shown to be less accurate than the most accurate of some."""
+    best = max(names, key=lambda other: rights[other].mean())
+    difference, error = _difference(rights[name], rights[best], groups)
+    return difference < -Z * error
+
+
+def best_start(rights: Mapping[str, np.ndarray], groups: Sequence[str] | None, ms: Mapping[str, float]) -> str:
+    """Return the candidate with the highest accuracy to expect, by its probe and by its accuracy on ImageNet.
+
+    The difference of two probes is weighed against `TRANSFER` of that on ImageNet by their variances. Of networks
+    without a known accuracy on ImageNet, and of any two without a difference, the probe and the speed decide.
+
+    Args:
+        rights: whether the prediction of each image is correct, by candidate; of the same images in the same order.
+        groups: group of each image; None without groups.
+        ms: time of an image, by candidate.
+    """
     known = {name: top1 for of_device in CANDIDATES.values() for name, top1 in of_device.items()}
+    best = max(rights, key=lambda name: rights[name].mean())
 
     def expected(name: str) -> float:
-        """Return the most likely difference to the best one in percentage points."""
-        difference, error = ahead[name]
+        """Return the difference to the most accurate one in percentage points."""
+        difference, error = _difference(rights[name], rights[best], groups)
         if not (name in known and best in known):
             return difference
         weight = 1 / (1 + (error / SPREAD) ** 2)
         return weight * difference + (1 - weight) * TRANSFER * (known[name] - known[best])
 
-    chosen = max(racing, key=lambda name: (expected(name), -results[name].ms))
-    for name, result in results.items():
-        yield result._replace(is_chosen=name == chosen)
+    racing = [name for name in rights if not _is_behind(name, rights, [*rights], groups)]
+    return max(racing, key=lambda name: (expected(name), -ms[name]))
 
 
 def _probed(plan: Plan, name: str, places: Sequence[int]) -> tuple[Candidate | None, np.ndarray, list[str] | None]:

@@ -69,6 +69,7 @@ SCRIPTS = (
     Script("few-images/calibration.py", ("{run} {cifar10}",)),
     Script("few-images/curves.py", ("{photos} --methods probe scratch --sizes 2 --seeds 7",), 600),
     Script("few-images/duplicates.py", ("{photos} --others {other}",)),
+    Script("few-images/race.py", ("{photos} --seeds 1 --csv {work}/race.csv",), 600),
     Script(
         "few-images/series.py",
         ("{photos} --photos {photos} --every 1 --signs 3 --csv {work}/series.csv",),

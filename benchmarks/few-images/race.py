@@ -49,7 +49,7 @@ def rows_of(folder: Path, seeds: int) -> Iterator[dict[str, object]]:
     """Yield the results for a folder."""
     features, labels = features_of(folder)
     classes = len(np.unique(labels))
-    order = dict.fromkeys(features, 0.0) | {name: float(place) for place, name in enumerate(features)}
+    order = {name: float(place) for place, name in enumerate(features)}
     for most in PER_CLASS:
         for seed in range(seeds):
             draws = np.random.default_rng(seed)

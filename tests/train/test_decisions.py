@@ -17,9 +17,9 @@ from weft.machine.runtime import Runtime
 from weft.recipes import Recipe, load_recipe
 from weft.recipes.load import default_recipe
 from weft.train import decisions, train
+from weft.train.candidates import read_candidates
 from weft.train.decisions import Case, fill_in, whole_batches
 from weft.train.plan import Plan, make_plan
-from weft.train.race import read_candidates
 from weft.train.request import Request
 
 LITE = "tf_efficientnet_lite0"  # in a package

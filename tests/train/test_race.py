@@ -13,7 +13,7 @@ from tests.train import tiny
 from weft.cli import main
 from weft.errors import CheckpointError, UsageError
 from weft.models.building import create_model
-from weft.train import decisions, race, train
+from weft.train import candidates, decisions, race, train
 from weft.train.plan import Plan, make_plan
 from weft.train.request import Request
 
@@ -157,16 +157,16 @@ def test_images_that_do_not_suffice_choose_nothing(tmp_path: Path, monkeypatch: 
 
 def test_the_table_is_kept(tmp_path: Path) -> None:
     file = tmp_path / "candidates.csv"
-    assert race.read_candidates(file) == []
+    assert candidates.read_candidates(file) == []
     found = [
         race.Candidate("one", 500, race.accuracy_of(300, 400), 1.25, "mit", is_chosen=True),
         race.Candidate("two", 1_500, race.accuracy_of(301, 400), 22.0, "apache-2.0"),
     ]
-    race.write_candidates(file, found)
-    assert race.read_candidates(file) == found
+    candidates.write_candidates(file, found)
+    assert candidates.read_candidates(file) == found
     file.write_text("model,images\none,many\n")
     with pytest.raises(CheckpointError, match=r"candidates\.csv must be the file that the run wrote"):
-        race.read_candidates(file)
+        candidates.read_candidates(file)
 
 
 def test_candidates_exclude_a_named_start(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,11 +22,11 @@ from weft.models.contract import preprocessing
 from weft.progress import Work, say
 from weft.recipes import dump
 from weft.runs.directory import CANDIDATES, FINGERPRINT, PUBLIC_CLASSIFIER, REPLACEABLE, SERIES, clear, refuse_taken
+from weft.train.candidates import write_candidates
 from weft.train.distillation import Teacher, is_cached
 from weft.train.environment import environment
 from weft.train.loop import Learner
 from weft.train.plan import Plan, batch_arithmetic
-from weft.train.race import write_candidates
 from weft.train.refusals import memory_error, refusing
 from weft.train.resume import SavedRun
 from weft.train.run import Run

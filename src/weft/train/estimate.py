@@ -26,10 +26,10 @@ from weft.machine.system import peak_mib
 from weft.models.contract import evaluation_mode, preprocessing
 from weft.progress import Work, clock, rate
 from weft.text import count
-from weft.train.decisions import RECIPE
 from weft.train.plan import Plan, batch_arithmetic
 from weft.train.refusals import memory_error, refusing
 from weft.train.reporter import LESS_WAITING, MOST_WAITING
+from weft.train.request import FINETUNE
 from weft.train.timing import step_times, time_step, timed
 
 STEPS, BATCHES = 20, 5  # training steps and validation batches that are timed
@@ -142,7 +142,7 @@ def measure_run(plan: Plan, seconds: float) -> PlannedRun:
     epochs = epochs_of(plan.steps, plan.steps_per_epoch)
     is_chosen = base is None and recipe.pretrained and not plan.request.says("pretrained")
     return PlannedRun(
-        recipe=RECIPE if is_chosen else str(base or "default"),
+        recipe=FINETUNE if is_chosen else str(base or "default"),
         model=str(recipe.model),
         img_size=(height, width),
         train=len(splits.train),

@@ -27,10 +27,10 @@ from weft.progress import Work, clock, say
 from weft.report.pages import COLOURS, new_figure
 from weft.runs.directory import CANDIDATES, EpochRow
 from weft.text import printable
+from weft.train.candidates import HEADER, read_candidates
 from weft.train.held_out import HeldOutOutputs, read_held_out
 from weft.train.mirrored_classes import find_mirrored, mirrored_text
 from weft.train.plan import Plan
-from weft.train.race import HEADER, read_candidates
 from weft.train.reporter import damaged_lines, mean_waiting, waiting_lines
 from weft.train.result import RunResult
 from weft.train.run import Run

@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
@@ -40,6 +40,7 @@ from weft.progress import Work, say
 from weft.recipes import Recipe
 from weft.recipes.rules import check_rules
 from weft.text import count, printable
+from weft.train.candidates import Candidate
 from weft.train.decisions import AFTER_TIMING, BEFORE_IMAGES, BY_IMAGES, BY_TIMING, Case, decide
 from weft.train.distillation import open_teacher
 from weft.train.linear_probe import fit_heads
@@ -47,9 +48,6 @@ from weft.train.loop import Batch, Learner
 from weft.train.network import build_model, check_sync_bn, load_start_weights
 from weft.train.refusals import refusing
 from weft.train.request import NOTHING, Request
-
-if TYPE_CHECKING:
-    from weft.train.race import Candidate
 
 timm_layers: Any = LazyModule("timm.layers")
 

@@ -8,14 +8,10 @@ candidates cost little. benchmarks/few-images/race.py has the numbers.
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,7 +20,6 @@ from weft.checkpoints.hub import licence_of
 from weft.data.split import stratified_subset
 from weft.deploy.folding import fastest
 from weft.errors import CheckpointError, UsageError
-from weft.files import write_table
 from weft.inference.features import has_classifiers, read_features
 from weft.inference.inputs import SourcePart
 from weft.inference.measurement import evaluation_batches
@@ -33,7 +28,8 @@ from weft.machine.runtime import Runtime
 from weft.models import families
 from weft.models.contract import preprocessing
 from weft.progress import Work, say
-from weft.report.intervals import Estimate, Z, accuracy_in_groups, accuracy_of, interval_text
+from weft.report.intervals import Z, accuracy_in_groups, accuracy_of
+from weft.train.candidates import Candidate
 from weft.train.decisions import available
 from weft.train.linear_probe import fit
 from weft.train.network import build_model
@@ -58,42 +54,6 @@ CANDIDATES = {"cpu": SMALL, "cuda": LARGE}
 ROUNDS = (500, 1_500)  # images of a round, evenly from the classes
 TRANSFER, SPREAD = 0.7, 3.0  # of a difference on ImageNet, expected on other images; deviation from that, in points
 TIMINGS = 15  # of a forward pass
-
-
-class Candidate(NamedTuple):
-    """Result of a candidate.
-
-    Attributes:
-        model: its name.
-        images: number of images of its last round.
-        accuracy: of the probe, in percent.
-        ms: time of a forward pass of one image on this machine, in milliseconds.
-        licence: SPDX identifier of the licence of its weights.
-        is_chosen: training starts from it.
-    """
-
-    model: str
-    images: int
-    accuracy: Estimate
-    ms: float
-    licence: str
-    is_chosen: bool = False
-
-    def __str__(self) -> str:
-        """Describe the result in one line."""
-        return (
-            f"{self.model}: {interval_text(self.accuracy)} % by probe on {self.images:,} images, {self.ms:.1f} ms an"
-            f" image, {self.licence}"
-        )
-
-    def cells(self) -> tuple[str, ...]:
-        """Return the cells of a table."""
-        chosen = "chosen" if self.is_chosen else ""
-        return self.model, interval_text(self.accuracy), f"{self.images:,}", f"{self.ms:.1f}", self.licence, chosen
-
-
-COLUMNS = ("model", "images", "top1", "low", "high", "ms", "licence", "chosen")
-HEADER = ("network", "accuracy of the probe %", "images", "ms an image", "licence of the weights", "")
 
 
 def raced(plan: Plan) -> Plan:
@@ -239,36 +199,3 @@ def _seconds(network: torch.nn.Module, runtime: Runtime) -> float:
         infer(network, image, runtime)
         times.append(time.perf_counter() - start)
     return min(times)
-
-
-def write_candidates(file: Path, candidates: Sequence[Candidate]) -> None:
-    """Write the results of all candidates to a CSV file."""
-    rows = [(one.model, one.images, *one.accuracy, one.ms, one.licence, int(one.is_chosen)) for one in candidates]
-    write_table(file, COLUMNS, rows)
-
-
-def read_candidates(file: Path) -> list[Candidate]:
-    """Read the results of all candidates; none if there is no file.
-
-    Raises:
-        CheckpointError: the file is damaged.
-    """
-    if not file.is_file():
-        return []
-    try:
-        rows = list(csv.DictReader(io.StringIO(file.read_text(encoding="utf-8"))))
-        return [
-            Candidate(
-                row["model"],
-                int(row["images"]),
-                Estimate(float(row["top1"]), float(row["low"]), float(row["high"])),
-                float(row["ms"]),
-                row["licence"],
-                row["chosen"] == "1",
-            )
-            for row in rows
-        ]
-    except (OSError, ValueError, TypeError, KeyError, csv.Error) as error:
-        raise CheckpointError(
-            f"{file} must be the file that the run wrote; it cannot be read ({error!r}). Copy it again, or delete it."
-        ) from error

@@ -135,7 +135,7 @@ def test_a_finished_cross_validation_is_printed_and_reported(
     assert "The 27 images are in 9 groups;" in printed.err
     assert main(["train", "--resume", str(out), "--quiet"]) == 0
     printed = capsys.readouterr()
-    assert "Too few images for a conclusion: with 27," in printed.err
+    assert "Too few groups for a conclusion: with 9," in printed.err
     assert "3-fold cross-validation: top-1" in printed.out
     report = (out / "folds" / "report" / "report.html").read_text()
     assert "<dt>folds</dt><dd>3; 27 images held out, each once" in report

@@ -53,7 +53,7 @@ def _networks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def planned(photos: Path, monkeypatch: pytest.MonkeyPatch, known: dict[str, float], **more: Any) -> Plan:
-    monkeypatch.setattr(race, "CANDIDATES", {"cpu": known, "cuda": {}})
+    monkeypatch.setattr(race.families, "START_NETWORKS", {"cpu": known, "cuda": {}})
     return make_plan(Request(photos, given={"device": "cpu"}, **more))
 
 
@@ -159,8 +159,8 @@ def test_the_table_is_kept(tmp_path: Path) -> None:
     file = tmp_path / "candidates.csv"
     assert candidates.read_candidates(file) == []
     found = [
-        race.Candidate("one", 500, race.accuracy_of(300, 400), 1.25, "mit", is_chosen=True),
-        race.Candidate("two", 1_500, race.accuracy_of(301, 400), 22.0, "apache-2.0"),
+        race.ProbedNetwork("one", 500, race.accuracy_of(300, 400), 1.25, "mit", is_chosen=True),
+        race.ProbedNetwork("two", 1_500, race.accuracy_of(301, 400), 22.0, "apache-2.0"),
     ]
     candidates.write_candidates(file, found)
     assert candidates.read_candidates(file) == found

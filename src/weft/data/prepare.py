@@ -79,9 +79,11 @@ def prepare_data(
         raise UsageError(f"workers must be auto or at least 0; got {workers}.")
     shards = [file.name for file in out.glob("*.tar")]
     check_output(out, shards, force=force)
-    columns, plan = {"image": image, "label": label}, SplitPlan(group=group)
+    plan = SplitPlan(group=group)
     with Work("reading") as work:
-        splits = open_data(data, plan, **columns, check="header", max_pixels=max_pixels, progress=work.update)
+        splits = open_data(
+            data, plan, image=image, label=label, check="header", max_pixels=max_pixels, progress=work.update
+        )
     for text in splits.notes:
         say(text)
     if not splits.is_given and splits.groups is None:

@@ -24,6 +24,24 @@ from weft.models.family import Family, Variant
 from weft.text import reason_of
 
 MANY_IMAGES = 10_000  # training images; with more, training starts from random weights
+START_NETWORKS = {
+    "cpu": {
+        "tf_efficientnet_lite0": 75.1,
+        "levit_256": 81.6,
+        "tf_efficientnet_lite1": 76.7,
+        "tf_efficientnet_lite2": 77.6,
+        "hgnetv2_b2.ssld_stage2_ft_in1k": 82.3,
+        "tiny_vit_11m_224.dist_in22k_ft_in1k": 83.2,
+    },
+    "cuda": {
+        "levit_256": 81.6,
+        "tiny_vit_21m_224.dist_in22k_ft_in1k": 84.8,
+        "convnext_tiny.in12k_ft_in1k": 84.2,
+        "vit_small_patch14_reg4_dinov2.lvd142m": 81.1,
+    },
+}
+"""Networks with public weights that training may start from, by type of device, and their ImageNet top-1 in percent as
+reported; that of DINOv2 is of a linear probe. All weights may be used commercially."""
 SMALL_SIDE = 96  # pixels of the shorter side; smaller images are trained at their own size, from random weights
 FOLDERS = ("ceit", "cvt", "levit", "baselines")  # of the papers, in the order of tables
 ENTRY_POINTS = "weft.families"  # group of entry points

@@ -13,7 +13,7 @@ from weft.files import write_table
 from weft.report.intervals import Estimate, interval_text
 
 
-class Candidate(NamedTuple):
+class ProbedNetwork(NamedTuple):
     """Result of a candidate.
 
     Attributes:
@@ -49,13 +49,13 @@ COLUMNS = ("model", "images", "top1", "low", "high", "ms", "licence", "chosen")
 HEADER = ("network", "accuracy of the probe %", "images", "ms an image", "licence of the weights", "")
 
 
-def write_candidates(file: Path, candidates: Sequence[Candidate]) -> None:
+def write_candidates(file: Path, candidates: Sequence[ProbedNetwork]) -> None:
     """Write the results of all candidates to a CSV file."""
     rows = [(one.model, one.images, *one.accuracy, one.ms, one.licence, int(one.is_chosen)) for one in candidates]
     write_table(file, COLUMNS, rows)
 
 
-def read_candidates(file: Path) -> list[Candidate]:
+def read_candidates(file: Path) -> list[ProbedNetwork]:
     """Read the results of all candidates; none if there is no file.
 
     Raises:
@@ -66,7 +66,7 @@ def read_candidates(file: Path) -> list[Candidate]:
     try:
         rows = list(csv.DictReader(io.StringIO(file.read_text(encoding="utf-8"))))
         return [
-            Candidate(
+            ProbedNetwork(
                 row["model"],
                 int(row["images"]),
                 Estimate(float(row["top1"]), float(row["low"]), float(row["high"])),

@@ -40,7 +40,7 @@ from weft.progress import Work, say
 from weft.recipes import Recipe
 from weft.recipes.rules import check_rules
 from weft.text import count, printable
-from weft.train.candidates import Candidate
+from weft.train.candidates import ProbedNetwork
 from weft.train.decisions import AFTER_TIMING, BEFORE_IMAGES, BY_IMAGES, BY_TIMING, Case, decide
 from weft.train.distillation import open_teacher
 from weft.train.linear_probe import fit_heads
@@ -77,7 +77,7 @@ class Plan:
     loads_weights: bool = True
     request: Request = NOTHING
     series: Mapping[str, str] = field(default_factory=dict)
-    candidates: Sequence[Candidate] = ()
+    candidates: Sequence[ProbedNetwork] = ()
 
     @cached_property
     def network(self) -> nn.Module:

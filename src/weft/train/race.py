@@ -29,28 +29,12 @@ from weft.models import families
 from weft.models.contract import preprocessing
 from weft.progress import Work, say
 from weft.report.intervals import Z, accuracy_in_groups, accuracy_of
-from weft.train.candidates import Candidate
+from weft.train.candidates import ProbedNetwork
 from weft.train.decisions import available
 from weft.train.linear_probe import fit
 from weft.train.network import build_model
 from weft.train.plan import FEATURE_BATCH, Plan
 
-SMALL = {
-    "tf_efficientnet_lite0": 75.1,
-    "levit_256": 81.6,
-    "tf_efficientnet_lite1": 76.7,
-    "tf_efficientnet_lite2": 77.6,
-    "hgnetv2_b2.ssld_stage2_ft_in1k": 82.3,
-    "tiny_vit_11m_224.dist_in22k_ft_in1k": 83.2,
-}
-LARGE = {
-    "levit_256": 81.6,
-    "tiny_vit_21m_224.dist_in22k_ft_in1k": 84.8,
-    "convnext_tiny.in12k_ft_in1k": 84.2,
-    "vit_small_patch14_reg4_dinov2.lvd142m": 81.1,
-}
-CANDIDATES = {"cpu": SMALL, "cuda": LARGE}
-"""ImageNet top-1 in percent by type of device, the fastest first. All weights are free for commercial use."""
 ROUNDS = (500, 1_500)  # images of a round, evenly from the classes
 TRANSFER, SPREAD = 0.7, 3.0  # of a difference on ImageNet, expected on other images; deviation from that, in points
 TIMINGS = 15  # of a forward pass
@@ -86,13 +70,13 @@ def raced(plan: Plan) -> Plan:
 def _names(plan: Plan) -> list[str]:
     """Return the candidates that the user names, or those that are available; the one of the plan without others."""
     asked = list(plan.request.candidates)
-    defaults = CANDIDATES["cuda" if plan.runtime.device.type == "cuda" else "cpu"]
+    defaults = families.START_NETWORKS["cuda" if plan.runtime.device.type == "cuda" else "cpu"]
     return asked or available([*defaults]) or [str(plan.recipe.model)]
 
 
-def _compared(plan: Plan, names: Sequence[str]) -> Iterator[Candidate]:
+def _compared(plan: Plan, names: Sequence[str]) -> Iterator[ProbedNetwork]:
     """Yield the results of all candidates; none if the images do not suffice for cross-validation."""
-    train, results, rights = plan.splits.train, dict[str, Candidate](), dict[str, np.ndarray]()
+    train, results, rights = plan.splits.train, dict[str, ProbedNetwork](), dict[str, np.ndarray]()
     counts = np.bincount(train.labels)
     several = [i for i, label in enumerate(train.labels) if counts[label] > 1]  # one image cannot be held out
     if len({train.labels[i] for i in several}) < 2:
@@ -144,7 +128,7 @@ def best_start(rights: Mapping[str, np.ndarray], groups: Sequence[str] | None, m
         groups: group of each image; None without groups.
         ms: time of an image, by candidate.
     """
-    known = {name: top1 for of_device in CANDIDATES.values() for name, top1 in of_device.items()}
+    known = {name: top1 for of_device in families.START_NETWORKS.values() for name, top1 in of_device.items()}
     best = max(rights, key=lambda name: rights[name].mean())
 
     def expected(name: str) -> float:
@@ -159,7 +143,7 @@ def best_start(rights: Mapping[str, np.ndarray], groups: Sequence[str] | None, m
     return max(racing, key=lambda name: (expected(name), -ms[name]))
 
 
-def _probed(plan: Plan, name: str, places: Sequence[int]) -> tuple[Candidate | None, np.ndarray, list[str] | None]:
+def _probed(plan: Plan, name: str, places: Sequence[int]) -> tuple[ProbedNetwork | None, np.ndarray, list[str] | None]:
     """Return the result of a candidate on some training images, and whether the prediction of each is correct, with
     its group; None for the result if the images do not suffice for cross-validation."""
     recipe, splits = dataclasses.replace(plan.recipe, model=name, pretrained=True), plan.splits
@@ -178,7 +162,7 @@ def _probed(plan: Plan, name: str, places: Sequence[int]) -> tuple[Candidate | N
     count = int(right.sum())
     accuracy = accuracy_of(count, right.size) if groups is None else accuracy_in_groups(right, probe.groups or ())
     ms = 1000 * _seconds(fastest(network, plan.runtime.device), plan.runtime)
-    return Candidate(name, right.size, accuracy, ms, licence_of(name)), right, probe.groups
+    return ProbedNetwork(name, right.size, accuracy, ms, licence_of(name)), right, probe.groups
 
 
 def _difference(right: np.ndarray, other: np.ndarray, groups: Sequence[str] | None) -> tuple[float, float]:

@@ -32,12 +32,12 @@ from weft.inference.inputs import SourcePart, images_of, series_of
 from weft.inference.measurement import evaluation_batches
 from weft.models.families import SMALL_SIDE
 from weft.progress import Work, quietly
+from weft.recipes import load_recipe
 from weft.report.markup import Card
 from weft.text import count
 from weft.train.plan import FEATURE_BATCH, Plan, make_plan, open_splits
-from weft.train.request import Request
+from weft.train.request import FINETUNE, Request
 
-MODELS = (*BUNDLES, "levit_256")  # small networks, in the order of preference
 MAX_IMAGES = 20_000  # of more, series are only looked for if the user says so
 SIDE = 8  # pixels of the small versions
 SHOWN, SHOWN_SIDE = 6, 160  # pairs in the report, and pixels of their images
@@ -154,11 +154,11 @@ def _all_images(plan: Plan) -> SourcePart:
 
 
 def _model(plan: Plan) -> str | None:
-    """Return the network of the features: one whose public weights are at hand, or that of the run; None for pixels."""
+    """Return the network of the features, whose public weights are on this disk, or that of the run; None for pixels."""
     if min(image_size_hint(plan.splits.train)) < SMALL_SIDE:
         return None
-    own = plan.recipe.model if plan.recipe.pretrained else None
-    return next((name for name in MODELS if is_cached(name) or bundle_of(name)), own)
+    own, known = plan.recipe.model if plan.recipe.pretrained else None, (*BUNDLES, str(load_recipe(FINETUNE).model))
+    return next((name for name in known if is_cached(name) or bundle_of(name)), own)
 
 
 def pairs_of_series(plan: Plan) -> list[Card]:

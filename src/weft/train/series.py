@@ -154,7 +154,7 @@ def _all_images(plan: Plan) -> SourcePart:
 
 
 def _model(plan: Plan) -> str | None:
-    """Return the network of the features, whose public weights are on this disk, or that of the run; None for pixels."""
+    """Return the network of the features: one whose public weights are on this disk, or the run's; None for pixels."""
     if min(image_size_hint(plan.splits.train)) < SMALL_SIDE:
         return None
     own, known = plan.recipe.model if plan.recipe.pretrained else None, (*BUNDLES, str(load_recipe(FINETUNE).model))

@@ -133,7 +133,7 @@ def test_the_tag_of_wefts_weights_means_wefts_network() -> None:
 def test_the_source_of_the_weights_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     drawn(3).save(tmp_path / "cat.png")
     assert main(["predict", SMALL, "cat.png"]) == 0
-    assert f"Public weights {REPO}." in capsys.readouterr().err
+    assert f"Public weights {REPO} (apache-2.0)." in capsys.readouterr().err
     assert main(["predict", SMALL, "cat.png", "--quiet"]) == 0
     assert capsys.readouterr().err == ""
 

@@ -17,12 +17,13 @@ import weft
 from tests.helpers import enliven
 from tests.train.conftest import COLOURS, SHORT
 from tests.train.tiny import recipe_of
-from weft.checkpoints import save_model_dir
+from weft.checkpoints import load_model_dir, save_model_dir
 from weft.data import open_data
 from weft.machine.runtime import Runtime
 from weft.models.contract import preprocessing
+from weft.recipes import load_recipe
 from weft.train import train
-from weft.train.network import load_start_weights
+from weft.train.network import build_model, load_start_weights
 from weft.train.plan import Plan, make_plan
 from weft.train.request import Request
 
@@ -113,6 +114,16 @@ def test_what_is_frozen_stays(setting: dict[str, Any], stays: Any, start: Path, 
     unchanged = {name for name, value in saved(out, "last").items() if torch.equal(value, saved(start)[name])}
     assert {name for name in saved(start) if stays(name)} <= unchanged
     assert "head.linear.weight" not in unchanged
+
+
+def test_a_backbone_of_large_images_is_trained_at_224_pixels(tmp_path: Path) -> None:
+    recipe = load_recipe(None, [("model", "vit_small_patch14_reg4_dinov2.lvd142m")])
+    model: Any = build_model(recipe, 3)
+    assert model(torch.zeros(1, 3, 224, 224)).shape == (1, 3)
+    save_model_dir(model, tmp_path / "model", label_names=["a", "b", "c"])
+    assert load_model_dir(tmp_path / "model")[0].pretrained_cfg["input_size"] == (3, 224, 224)
+    other: Any = build_model(dataclasses.replace(recipe, img_size=280), 3)
+    assert other.pretrained_cfg["input_size"] == (3, 280, 280)
 
 
 @pytest.mark.parametrize("name", ["tf_efficientnet_lite0", "levit_nano_32", "resnet10t"])

@@ -54,6 +54,7 @@ def _networks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def planned(photos: Path, monkeypatch: pytest.MonkeyPatch, known: dict[str, float], **more: Any) -> Plan:
     monkeypatch.setattr(race.families, "START_NETWORKS", {"cpu": known, "cuda": {}})
+    monkeypatch.setattr("weft.train.plan.check_name", lambda name: name)
     return make_plan(Request(photos, given={"device": "cpu"}, **more))
 
 
@@ -170,8 +171,13 @@ def test_the_table_is_kept(tmp_path: Path) -> None:
 
 
 def test_candidates_exclude_a_named_start(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for more in (["--plan"], ["--find-lr"], ["--preview", "seen.png"]):
+        assert main(["train", str(photos), "--candidates", "good,bad", *more]) == 2
+        assert f"{more[0]} trains nothing, and --candidates is for a training run" in capsys.readouterr().err
+    assert main(["train", str(photos), "--candidates", "resnet18,resnet81"]) == 2
+    assert "resnet81" in capsys.readouterr().err
     for more in (["--model", "levit_128s"], ["--from-scratch"], ["--from", "run"], ["--resume", "run"]):
         assert main(["train", str(photos), "--candidates", "good,bad", *more]) == 2
         assert "--candidates excludes --model, --from, --from-scratch and --resume" in capsys.readouterr().err
     with pytest.raises(UsageError, match="--candidates needs a network"):
-        train(photos, recipe="small_images", candidates=["good"], epochs=1, quiet=True)
+        train(photos, recipe="small_images", candidates=["resnet18"], epochs=1, quiet=True)

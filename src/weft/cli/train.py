@@ -83,6 +83,9 @@ def train(
         raise UsageError(f"{instead[0]} prepares a new run, and --resume continues one. Omit one of them.")
     if len(instead) > 1:
         raise UsageError(f"{instead[0]} and {instead[1]} exclude each other; got both. Omit one of them.")
+    if instead and (candidates or budget):
+        option = "--candidates" if candidates else "--budget"
+        raise UsageError(f"{instead[0]} trains nothing, and {option} is for a training run. Omit one of them.")
     common = {"recipe": recipe, "settings": pairs(settings), "from_scratch": from_scratch, **given(of_recipe)}
     import weft.train as library
 

@@ -14,6 +14,7 @@ from weft.checkpoints.config import CONFIG, WEIGHTS, read_config
 from weft.checkpoints.hub import create_model
 from weft.checkpoints.resolve import PREFIX, model_dir
 from weft.errors import CheckpointError, UsageError
+from weft.lazy import LazyModule
 from weft.machine.runtime import Runtime
 from weft.models.building import build_described
 from weft.models.contract import resized
@@ -21,22 +22,36 @@ from weft.models.families import VARIANTS
 from weft.recipes import Recipe
 from weft.train.request import start_file
 
+timm: Any = LazyModule("timm")
+
+BACKBONE_SIZE, LARGE_SIZE = 224, 384  # pixels
+
 
 def build_model(recipe: Recipe, num_classes: int) -> nn.Module:
-    """Build the network of a recipe at its image size, initialised from its seed."""
+    """Build the network of a recipe at its image size, initialised from its seed.
+
+    A backbone whose public weights have no classifier and saw large images, such as DINOv2 (518 pixels), has 224.
+    """
     name, arguments = recipe.model or "", dict(recipe.model_args)
     if recipe.img_size is not None and name in VARIANTS:
         arguments["img_size"] = recipe.img_size
     torch.manual_seed(recipe.seed)
     model: Any = build_described(name, arguments, create_model, pretrained=recipe.pretrained, num_classes=num_classes)
-    if recipe.img_size is not None:
-        model = resized(model, recipe.img_size)
+    size = recipe.img_size or (BACKBONE_SIZE if is_large_backbone(name) else None)
+    if size is not None:
+        model = resized(model, size)
     if recipe.data.value_range is not None:
         model.pretrained_cfg = {**dict(model.pretrained_cfg), "value_range": list(recipe.data.value_range)}
     if recipe.grad_checkpointing:
         network: Any = model  # torch types every attribute of a module as tensor or module
         network.set_grad_checkpointing(True)
     return model
+
+
+def is_large_backbone(name: str) -> bool:
+    """Return whether the public weights of a network of timm have no classifier, and saw images above 384 pixels."""
+    cfg = None if name in VARIANTS else timm.get_pretrained_cfg(name, allow_unregistered=False)
+    return cfg is not None and cfg.num_classes == 0 and min(cfg.input_size[1:]) > LARGE_SIZE
 
 
 def check_sync_bn(recipe: Recipe, runtime: Runtime) -> None:

@@ -196,8 +196,8 @@ def make_plan(request: Request, series: Mapping[str, str] | None = None) -> Plan
         UsageError, DataError, CheckpointError: settings, data or weights that cannot be used.
     """
     recipe = request.resolved
-    if recipe.model is not None:
-        check_name(recipe.model)
+    for name in filter(None, (recipe.model, *request.candidates)):
+        check_name(name)
     runtime = Runtime.of(recipe.device, recipe.precision, deterministic=recipe.deterministic)
     recipe, notes = decide(BEFORE_IMAGES, recipe, Case(request, runtime=runtime))
     for note in notes:

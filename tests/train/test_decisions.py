@@ -218,6 +218,8 @@ def test_a_fitted_batch_can_be_trained(world: int, accumulate: int, mixup: float
         ({}, 200, 100.0, 8, ""),  # few images are not timed
         ({"budget": 60.0}, 200, 2.0, 1, "Fine-tuning for 1 epoch of about 0:28"),
         ({"given": {"epochs": 8}}, 3_000, 5.0, 8, ""),
+        ({"given": {"model": "resnet18"}}, 3_000, 5.0, 8, ""),
+        ({"given": {"model": "resnet18"}, "budget": 900.0}, 3_000, 1.0, 3, "Fine-tuning for 3 epochs"),
         ({"settings": {"steps": 8}}, 3_000, 5.0, 8, ""),
         ({"recipe": "own.yaml"}, 3_000, 5.0, 8, ""),
     ],

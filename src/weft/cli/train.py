@@ -50,7 +50,7 @@ def train(
         settings: recipe setting, for example optim.lr=3e-4; may be repeated (all: `weft recipes settings`)
         from_scratch: start from random weights also where weft would use public ones
         candidates: networks with public weights among which the images choose, for example levit_256,resnet50.a1_in1k
-        budget: time for the run, for example 1h: fine-tune for as many epochs as fit (default: 15m)
+        budget: time for the run, for example 1h: fine-tune for as many epochs as fit (default: 15m without --model)
         out: output directory: best/, last/, report/ (default: runs/MODEL-DATA, or with a number)
         resume: resume a stopped run (bit-exact)
         override: with --resume: allow changed settings

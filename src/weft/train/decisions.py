@@ -202,10 +202,14 @@ def measured_precision(recipe: Recipe, case: Case) -> Decision:
 
 
 def epochs_in_budget(recipe: Recipe, case: Case) -> Decision:
-    """Fine-tune for as many epochs as fit into the time of the run, by timing training steps; a probe if none does."""
+    """Fine-tune for as many epochs as fit into the time of the run, by timing training steps; a probe if none does.
+
+    A run of a network that the user names has no such time unless it is given, so that networks are trained alike.
+    """
     request, budget = case.request, case.request.budget or BUDGET_S
     asked = recipe.epochs or 0
     is_open = request.leaves_length and recipe.head_init == "probe" and recipe.pretrained
+    is_open &= request.budget is not None or request.leaves_network(recipe)
     if case.runtime is None or not is_open or (asked * case.num_images <= SOON and request.budget is None):
         return recipe, ""
     assert isinstance(recipe.batch_size, int)

@@ -83,8 +83,8 @@ def train(
         from_scratch: start from random weights also where weft would choose public ones, because the images are few.
         candidates: networks with public weights, of which the training images choose one; of weft's own choice if none
             are named. A comma separates names in a text.
-        budget: time for the whole run, 15 minutes if none is given: fine-tuning takes as many epochs as fit, unless
-            their number is named. As `max_time`.
+        budget: time for the whole run, as `max_time`: fine-tuning takes as many epochs as fit. None for 15 minutes if
+            network and number of epochs are left to weft, else for no limit.
         resume: run directory of an interrupted run. The resumed run ends with the same bits as an uninterrupted one.
             Its settings are those of the run.
         override: with `resume`, replace settings of the run by those that are given.

@@ -69,9 +69,10 @@ def raced(plan: Plan) -> Plan:
 
 def _names(plan: Plan) -> list[str]:
     """Return the candidates that the user names, or those that are available; the one of the plan without others."""
+    networks = families.START_NETWORKS  # without a connection, a GPU has those of the packages
+    of_device = networks["cuda" if plan.runtime.device.type == "cuda" else "cpu"]
     asked = list(plan.request.candidates)
-    defaults = families.START_NETWORKS["cuda" if plan.runtime.device.type == "cuda" else "cpu"]
-    return asked or available([*defaults]) or [str(plan.recipe.model)]
+    return asked or available([*of_device]) or available([*networks["cpu"]]) or [str(plan.recipe.model)]
 
 
 def _compared(plan: Plan, names: Sequence[str]) -> Iterator[ProbedNetwork]:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.helpers import without_home
+from tests.helpers import enliven, without_home
 from tests.train import tiny
 from weft.checkpoints import load_model_dir, save_model_dir
 from weft.data import open_data
@@ -69,6 +69,18 @@ def test_only_new_pixels_and_new_weights_are_computed() -> None:
         next(network.parameters()).add_(0.01)
     assert not np.array_equal(read(network, images[:4]), first)
     assert computed == [4, 2, 4]
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_folded_copy_gives_the_features_of_the_network(name: str) -> None:
+    network, side = enliven(small(name)).eval(), 64 if name == "resnet10t" else 32
+    images = torch.rand(3, 3, side, side)
+    state = {key: value.clone() for key, value in network.state_dict().items()}
+    with features.classifier_inputs(network) as inputs, torch.inference_mode():
+        network(images)
+    expected = torch.cat(inputs, dim=1).numpy()
+    assert np.abs(read(network, images) - expected).max() < 1e-4 * np.abs(expected).max()
+    assert all(torch.equal(value, state[key]) for key, value in network.state_dict().items())
 
 
 def test_images_of_another_shape_have_features_of_their_own() -> None:

@@ -23,7 +23,7 @@ from weft.inference.features import read_features
 from weft.inference.inputs import SourcePart
 from weft.inference.measurement import evaluation_batches
 from weft.machine.runtime import Runtime
-from weft.train.linear_probe import fit
+from weft.train.linear_probe import fit, held_out_right
 from weft.train.race import best_start
 
 FILE = Path(__file__).with_suffix(".csv")
@@ -60,7 +60,8 @@ def rows_of(folder: Path, seeds: int) -> Iterator[dict[str, object]]:
             if len(others) < MIN_HELD_OUT:
                 continue
             probes = {name: fit(rows[own], labels[own], classes) for name, rows in features.items()}
-            chosen = best_start({name: probe.right.astype(float) for name, probe in probes.items()}, None, order)
+            rights = {name: held_out_right(rows[own, 0], labels[own])[0] for name, rows in features.items()}
+            chosen = best_start({name: right.astype(float) for name, right in rights.items()}, None, order)
             for name, probe in probes.items():
                 logits = features[name][others, 0] @ probe.weight.T + probe.bias
                 yield {
@@ -69,7 +70,7 @@ def rows_of(folder: Path, seeds: int) -> Iterator[dict[str, object]]:
                     "seed": seed,
                     "network": name,
                     "images": len(own),
-                    "probe": f"{100 * probe.right.mean():.2f}",
+                    "probe": f"{100 * rights[name].mean():.2f}",
                     "held_out": f"{100 * np.mean(logits.argmax(1) == labels[others]):.2f}",
                     "is_chosen": name == chosen,
                 }

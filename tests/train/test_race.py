@@ -136,13 +136,13 @@ def test_a_network_that_is_named_does_not_compete(photos: Path, monkeypatch: pyt
 def test_images_in_groups_are_held_out_together(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = planned(photos, monkeypatch, {"good": 70.0, "bad": 60.0}, settings={"data.group": r"(\d)\.\w+$"})
     asked = list[Any]()
-    fit = race.fit
+    held_out_right = race.held_out_right
 
     def grouped(*arguments: Any) -> Any:
         asked.append(arguments[-1])
-        return fit(*arguments)
+        return held_out_right(*arguments)
 
-    monkeypatch.setattr(race, "fit", grouped)
+    monkeypatch.setattr(race, "held_out_right", grouped)
     found = race.raced(plan).candidates
     assert all(sorted(groups) == sorted(plan.splits.groups or ()) for groups in asked)
     assert found[0].accuracy != race.accuracy_of(

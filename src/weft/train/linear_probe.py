@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 STRENGTHS = np.array([0.01, 0.1, 1.0, 10.0, 100.0])  # inverse L2 penalty C, for features of unit variance
 FOLDS = 5
 DEFAULT_STRENGTH = 0.1  # where a class has too few images for cross-validation
+RIDGE = 0.3  # penalty of ridge regression per feature of unit variance
 MAX_CROSS_VALIDATED = 3_000  # images; of more, one fold is held out instead of each in turn
 ITERATIONS = 1_000
 MATRICES = 3  # (rows classes) in float64, in memory: logits, gradients, temporary values
@@ -198,6 +199,34 @@ def fit(
     bias -= weight @ mean
     weight, bias = weight.astype(np.float32), bias.astype(np.float32)
     return LinearProbe(weight, bias, strength, right, counts, held_out, random)
+
+
+def held_out_right(
+    rows: np.ndarray, labels: np.ndarray, seed: int = 0, groups: Sequence[str] | None = None
+) -> tuple[np.ndarray, list[str] | None]:
+    """Return whether ridge regression on the other folds predicts each image, fold after fold, and the groups of these
+    images. It ranks features like logistic regression, in a hundredth of the time.
+
+    Args:
+        rows: (images features).
+        labels: (images) class indices.
+        seed: of the folds.
+        groups: group of every image; a group is in one fold. None without groups.
+
+    Returns:
+        Booleans, none if a class has too few images or groups for cross-validation; the groups, or None without.
+    """
+    from sklearn.linear_model import RidgeClassifier  # takes seconds to import
+
+    own, (scaled, *_) = np.unique(labels, return_inverse=True)[1], _standardised(rows[:, None])
+    splits = _splits(own, 1, seed) if groups is None else _grouped_splits(own, groups, 1, seed)
+    rights = [np.zeros(0, bool)]
+    with threadpool_limits(1):
+        for train, held_out in splits:
+            model = RidgeClassifier(alpha=RIDGE * rows.shape[1]).fit(scaled[train], own[train])
+            rights.append(model.predict(scaled[held_out]) == own[held_out])
+    held_out_groups = None if groups is None else [groups[i] for _, held_out in splits for i in held_out]
+    return np.concatenate(rights), held_out_groups
 
 
 def held_out_probabilities(

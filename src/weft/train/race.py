@@ -31,7 +31,7 @@ from weft.progress import Work, say
 from weft.report.intervals import Z, accuracy_in_groups, accuracy_of
 from weft.train.candidates import ProbedNetwork
 from weft.train.decisions import available
-from weft.train.linear_probe import fit
+from weft.train.linear_probe import held_out_right
 from weft.train.network import build_model
 from weft.train.plan import FEATURE_BATCH, Plan
 
@@ -156,14 +156,15 @@ def _probed(plan: Plan, name: str, places: Sequence[int]) -> tuple[ProbedNetwork
     with Work(f"features of {name}", len(images)) as work:
         heads, labels = read_features(network, batches, plan.runtime, work.advance, is_mirrored=False)
     groups = None if splits.groups is None else [splits.groups[i] for i in places]
-    probe = fit(np.concatenate(heads, axis=-1), labels, len(splits.classes), recipe.seed, groups)
-    right = probe.right.astype(float)
+    rows = np.concatenate(heads, axis=-1)[:, 0]
+    is_right, groups = held_out_right(rows, labels, recipe.seed, groups)
+    right = is_right.astype(float)
     if not right.size:
         return None, right, None
     count = int(right.sum())
-    accuracy = accuracy_of(count, right.size) if groups is None else accuracy_in_groups(right, probe.groups or ())
+    accuracy = accuracy_of(count, right.size) if groups is None else accuracy_in_groups(right, groups)
     ms = 1000 * _seconds(fastest(network, plan.runtime.device), plan.runtime)
-    return ProbedNetwork(name, right.size, accuracy, ms, licence_of(name)), right, probe.groups
+    return ProbedNetwork(name, right.size, accuracy, ms, licence_of(name)), right, groups
 
 
 def _difference(right: np.ndarray, other: np.ndarray, groups: Sequence[str] | None) -> tuple[float, float]:

@@ -225,7 +225,7 @@ def held_out_right(
         for train, held_out in splits:
             model = RidgeClassifier(alpha=RIDGE * rows.shape[1]).fit(scaled[train], own[train])
             rights.append(model.predict(scaled[held_out]) == own[held_out])
-    held_out_groups = None if groups is None else [groups[i] for _, held_out in splits for i in held_out]
+    held_out_groups = None if groups is None else [groups[int(i)] for _, held_out in splits for i in held_out]
     return np.concatenate(rights), held_out_groups
 
 
